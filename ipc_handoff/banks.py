@@ -1,0 +1,149 @@
+"""Banks: the worker-owned memory of an attachment, and the pool they come from.
+
+A *bank* holds control block, staging and answers. An attachment uses one bank; when it ends
+without a clean close, the bank is *retired*: the old service may still write its answers
+there, so nobody uses it again until that service has drained (said so in the control block)
+or its process is proven dead.
+
+A *slot* of a bank belongs to one step (`step % slots`). Inside a step the slot's q, weights
+and answers are used layer after layer: the worker stages a layer only after the last one's
+answer came (or the attachment ended), so one place a slot is enough.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ipc_handoff.control import WorkerControl
+from ipc_handoff.layout import Area, HandoffGeometry
+from ipc_handoff.regions import HostMemory, SharedMemory, TensorSpec
+
+CONTROL, STAGING, ANSWERS = "control", "staging", "answers"
+BANK_REGIONS = (CONTROL, STAGING, ANSWERS)
+K_CACHE_PREFIX = "k_cache/"
+
+
+def k_cache_region(layer: int) -> str:
+    """Name of the region that holds a layer's K cache."""
+    return f"{K_CACHE_PREFIX}{layer}"
+
+
+@dataclass(frozen=True)
+class StagingSlot:
+    """Inputs of one step.
+
+    q: e4m3 [max_rows, heads, head_dim]; weights: float32 [max_rows, heads]; query_start:
+    int32 [max_requests + 1]; seq_lens: int32 [max_requests], the length after the request's
+    last row; block_table: int32 [max_requests, table_width].
+    """
+
+    q: torch.Tensor
+    weights: torch.Tensor
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+
+
+def staging_slots(
+    memory: SharedMemory, geometry: HandoffGeometry, start: int = 0
+) -> list[StagingSlot]:
+    """Every slot of a staging region that begins at byte `start` of `memory`."""
+    g, layout = geometry, geometry.staging
+    specs = {
+        "q": TensorSpec((g.max_rows, g.heads, g.head_dim), torch.float8_e4m3fn),
+        "weights": TensorSpec((g.max_rows, g.heads), torch.float32),
+        "query_start": TensorSpec((g.max_requests + 1,), torch.int32),
+        "seq_lens": TensorSpec((g.max_requests,), torch.int32),
+        "block_table": TensorSpec((g.max_requests, g.table_width), torch.int32),
+    }
+    slots = []
+    for slot in range(layout.slots):
+        base = start + slot * layout.slot_size
+        slots.append(
+            StagingSlot(
+                **{
+                    name: _view(memory, layout.areas[name], base, spec)
+                    for name, spec in specs.items()
+                }
+            )
+        )
+    return slots
+
+
+def answer_slots(
+    memory: SharedMemory, geometry: HandoffGeometry, start: int = 0
+) -> list[torch.Tensor]:
+    """Indices int32 [max_rows, top_k] of every slot."""
+    layout = geometry.answers
+    spec = TensorSpec((geometry.max_rows, geometry.top_k), torch.int32)
+    return [
+        _view(memory, layout.areas["indices"], start + slot * layout.slot_size, spec)
+        for slot in range(layout.slots)
+    ]
+
+
+def _view(memory: SharedMemory, area: Area, base: int, spec: TensorSpec) -> torch.Tensor:
+    return memory.tensor(base + area.offset, area.size, spec, area.name)
+
+
+class HostBank:
+    """One bank in host memory (worker's side)."""
+
+    def __init__(self, geometry: HandoffGeometry, number: int) -> None:
+        self.number = number
+        sizes = {
+            CONTROL: geometry.control.size,
+            STAGING: geometry.staging.size,
+            ANSWERS: geometry.answers.size,
+        }
+        self.memories = {
+            name: HostMemory.create(size, f"{name}{number}") for name, size in sizes.items()
+        }
+        self.control = WorkerControl(self.memories[CONTROL].view(), geometry)
+        self.staging = staging_slots(self.memories[STAGING], geometry)
+        self.answers = answer_slots(self.memories[ANSWERS], geometry)
+
+    def close(self) -> None:
+        for memory in self.memories.values():
+            memory.close()
+
+
+class BankPool:
+    """Hands out banks and takes them back when nobody can write them any more."""
+
+    def __init__(self, geometry: HandoffGeometry, banks: int = 2) -> None:
+        self._free = [HostBank(geometry, number) for number in range(banks)]
+        self._retired: list[tuple[HostBank, Callable[[], bool]]] = []
+
+    def take(self) -> HostBank | None:
+        """A free bank, or None: then stay inline."""
+        self._reclaim()
+        return self._free.pop() if self._free else None
+
+    def give_back(self, bank: HostBank) -> None:
+        """After a clean end: the service has drained."""
+        self._free.append(bank)
+
+    def retire(self, bank: HostBank, writer_is_gone: Callable[[], bool]) -> None:
+        """After any other end. `writer_is_gone` says whether the old service is proven dead."""
+        self._retired.append((bank, writer_is_gone))
+
+    def _reclaim(self) -> None:
+        waiting = []
+        for bank, writer_is_gone in self._retired:
+            if bank.control.bells.is_drained() or writer_is_gone():
+                self._free.append(bank)
+            else:
+                waiting.append((bank, writer_is_gone))
+        self._retired = waiting
+
+    @property
+    def retired(self) -> int:
+        self._reclaim()
+        return len(self._retired)
+
+    def close(self) -> None:
+        for bank in self._free + [bank for bank, _ in self._retired]:
+            bank.close()
+        self._free, self._retired = [], []

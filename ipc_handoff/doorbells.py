@@ -1,0 +1,96 @@
+"""The doorbell words of one attachment: who writes which, and in which order.
+
+| word | writer | meaning | order |
+|---|---|---|---|
+| `published` | worker | step whose lengths and tables are staged | after those stores |
+| `requests[layer]` | worker | step whose q and weights of this layer are staged | after those |
+| `detached` | worker | 1: this attachment is over, for good | before anything inline |
+| `progress` | service | counts finished windows of work | after each window |
+| `dones[layer]` | service | step whose answer of this layer is written | after the answer |
+| `cancelled` | service | newest step given up; it is not touched any more | last access before |
+| `drained` | service | 1: nothing of this attachment is touched any more | the last store |
+
+A gate or wait compares a word with the step for equality; the step itself comes by value
+(in the plan), never from the other side's memory. Words start at 0, which is no step.
+"""
+
+from ipc_handoff.layout import CACHE_LINE, ControlLayout
+from ipc_handoff.words import Words
+
+
+class _Bells:
+    def __init__(self, control: memoryview, layout: ControlLayout) -> None:
+        words = {
+            name: Words(layout.areas[name].of(control), CACHE_LINE)
+            for name in (
+                "published",
+                "requests",
+                "detached",
+                "progress",
+                "dones",
+                "cancelled",
+                "drained",
+            )
+        }
+        self._published = words["published"]
+        self._requests = words["requests"]
+        self._detached = words["detached"]
+        self._progress = words["progress"]
+        self._dones = words["dones"]
+        self._cancelled = words["cancelled"]
+        self._drained = words["drained"]
+
+
+class WorkerBells(_Bells):
+    """The worker's side. Layers are ordinals in the geometry's list."""
+
+    def publish(self, step: int) -> None:
+        self._published.store(step)
+
+    def request(self, layer: int, step: int) -> None:
+        self._requests.store(step, layer)
+
+    def detach(self) -> None:
+        self._detached.store(1)
+
+    def is_done(self, layer: int, step: int) -> bool:
+        return self._dones.load(layer) == step
+
+    def is_cancelled(self, step: int) -> bool:
+        return self._cancelled.load() == step
+
+    def progress(self) -> int:
+        return self._progress.load()
+
+    def is_drained(self) -> bool:
+        return self._drained.load() == 1
+
+
+class ServiceBells(_Bells):
+    """The service's side."""
+
+    def __init__(self, control: memoryview, layout: ControlLayout) -> None:
+        super().__init__(control, layout)
+        self._windows = 0
+
+    def published(self) -> int:
+        return self._published.load()
+
+    def requested(self, layer: int) -> int:
+        return self._requests.load(layer)
+
+    def is_detached(self) -> bool:
+        return self._detached.load() != 0
+
+    def advance(self) -> None:
+        self._windows += 1
+        self._progress.store(self._windows)
+
+    def done(self, layer: int, step: int) -> None:
+        self._dones.store(step, layer)
+
+    def cancel(self, step: int) -> None:
+        self._cancelled.store(step)
+
+    def drained(self) -> None:
+        self._drained.store(1)

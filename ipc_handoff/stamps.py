@@ -1,0 +1,52 @@
+"""Stage stamps: when each stage of each layer ended, in a ring of steps.
+
+One writer a ring. The block of a step begins with its generation, the step's number: 0
+while it is being reset. A reader looks at the generation before and after it copies; if
+another step took the block meanwhile, the stamps are lost, and counted, never shown.
+Times are nanoseconds of CLOCK_REALTIME (one clock for all processes of a host); 0: not
+reached.
+"""
+
+import time
+from collections.abc import Sequence
+
+from ipc_handoff.layout import stamp_block_bytes
+from ipc_handoff.words import WORD_BYTES, Words
+
+
+class StampRing:
+    """Args:
+    area: shared bytes.
+    layers, stages: how many of each.
+    """
+
+    def __init__(self, area: memoryview, layers: int, stages: int) -> None:
+        size = stamp_block_bytes(layers, stages)
+        blocks = [area[offset : offset + size] for offset in range(0, len(area), size)]
+        self._generations = [Words(block[:WORD_BYTES]) for block in blocks]
+        self._bodies = [block[WORD_BYTES:].cast("Q") for block in blocks]
+        self._cells, self._stages = layers * stages, stages
+        self._blank = memoryview(bytes(size - WORD_BYTES)).cast("Q")
+        self.lost = 0
+
+    def begin(self, step: int) -> None:
+        """Take the block of `step`; whatever stood there is gone."""
+        index = step % len(self._bodies)
+        self._generations[index].store(0)
+        self._bodies[index][:] = self._blank
+        self._generations[index].store(step)
+
+    def stamp(self, step: int, layer: int, stage: int, at: int | None = None) -> None:
+        """Write the time at which `stage` of layer ordinal `layer` ended; now by default."""
+        cell = layer * self._stages + stage
+        self._bodies[step % len(self._bodies)][cell] = time.time_ns() if at is None else at
+
+    def read(self, step: int) -> Sequence[Sequence[int]] | None:
+        """Times [layers][stages] of a step, or None (and counted) if they were overwritten."""
+        index = step % len(self._bodies)
+        before = self._generations[index].load()
+        cells = self._bodies[index][: self._cells].tolist()
+        if before != step or self._generations[index].load() != step:
+            self.lost += 1
+            return None
+        return [cells[i : i + self._stages] for i in range(0, self._cells, self._stages)]
