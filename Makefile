@@ -1,0 +1,80 @@
+# Every target does its own set-up. The stamps in .venv and .venv-stubs make a second run
+# start at once, and install again when pyproject.toml, setup.py or a constraints file changed.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STUBS_VENV := .venv-stubs
+# Errors only: on a first run pip's warnings are about the machine, not about the project.
+PIP_FLAGS := -qq --disable-pip-version-check
+
+PROTO := proto/dsa_indexer/v1/indexer.proto
+RELEASED := proto/released/dsa_indexer.v1.binpb
+STUBS_OUT ?= proto
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-gpu lint format stubs stubs-venv contract-image bench-cpu clean
+
+help: ## What can be made
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
+
+demo: $(VENV)/.runtime ## Two processes and data recorded inside vLLM, compared with vLLM's own answers
+	@$(VENV)/bin/dsa-indexer demo
+
+# pytest comes last, so that its closing line is the output's last.
+test: lint $(STUBS_VENV)/.ready ## Linters, type checks, contract gates and all tests that need no GPU
+	@$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+test-gpu: ## The tests that need a GPU, with the interpreter that has torch for it
+	@$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+
+lint: $(VENV)/.development ## ruff, mypy and buf lint
+	@$(VENV)/bin/ruff check
+	@$(VENV)/bin/ruff format --check
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/buf lint
+
+format: $(VENV)/.development ## Reformat and sort imports
+	@$(VENV)/bin/ruff check --select I --fix
+	@$(VENV)/bin/ruff format
+
+stubs: $(STUBS_VENV)/.ready ## Regenerate the Python stubs of the contract
+	@$(STUBS_VENV)/bin/python -m grpc_tools.protoc -I proto --python_out=$(STUBS_OUT) \
+	    --pyi_out=$(STUBS_OUT) --grpc_python_out=$(STUBS_OUT) --mypy_grpc_out=$(STUBS_OUT) $(PROTO)
+
+stubs-venv: $(STUBS_VENV)/.ready
+
+contract-image: $(VENV)/.development ## Declare the present contract released: later changes must be compatible
+	@$(VENV)/bin/buf build -o $(RELEASED)
+
+bench-cpu: $(VENV)/.development ## Step latency over ring, stream and unary calls
+	@$(PY) benchmarks/handoff_cpu.py
+
+clean: ## Remove environments, caches and build output
+	@rm -rf $(VENV) $(STUBS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.runtime: pyproject.toml setup.py constraints/runtime.txt
+	@echo "Installing the run-time dependencies into $(VENV) (a few minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=...") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install $(PIP_FLAGS) -c constraints/runtime.txt setuptools
+	@$(PY) -m pip install $(PIP_FLAGS) -c constraints/runtime.txt --no-build-isolation -e .
+	@touch $@
+
+# A CUDA build of torch requires its own triton; then the constraint on triton must not apply.
+$(VENV)/.development: $(VENV)/.runtime constraints/development.txt
+	@echo "Installing the development environment into $(VENV)"
+	@$(PY) -c 'import importlib.metadata as m; print(*m.requires("torch") or [], sep="\n")' | grep -q '^triton' \
+	    && grep -v '^triton==' constraints/development.txt >$(VENV)/development.txt \
+	    || cp constraints/development.txt $(VENV)/development.txt
+	@$(PY) -m pip install $(PIP_FLAGS) -c constraints/runtime.txt -c $(VENV)/development.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+$(STUBS_VENV)/.ready: constraints/stubs.txt
+	@echo "Installing the stub generator into $(STUBS_VENV)"
+	@$(PYTHON) -m venv $(STUBS_VENV)
+	@$(STUBS_VENV)/bin/python -m pip install $(PIP_FLAGS) -c $< grpcio-tools mypy-protobuf setuptools
+	@touch $@
