@@ -22,7 +22,7 @@ def host_region(
         byte_size=spec.byte_size if byte_size is None else byte_size,
         shape=spec.shape,
         strides=spec.strides,
-        data_type=pb.DataType.Value(_PREFIX + _NAMES[spec.dtype]),
+        data_type=_PREFIX + _NAMES[spec.dtype],
     )
 
 
