@@ -1,0 +1,108 @@
+"""The indexer inside the worker: what computes a layer when the service does not answer."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from indexer_service.kernels.checks import fault, positive
+from indexer_service.kernels.configuration import Configuration, configuration
+from indexer_service.kernels.k_cache.layout import check_k_cache
+from indexer_service.kernels.step import RowFault, find_faults, select_step
+
+
+class StepInputs(Protocol):
+    """What a step gives all its layers; the client's own type has these attributes.
+
+    query_start int32 [R+1], seq_lens int32 [R], block_table int32 [R, n]; the first
+    `decode_requests` requests have `rows_per_decode` rows each; no length exceeds `max_length`.
+    """
+
+    @property
+    def query_start(self) -> Tensor: ...
+    @property
+    def seq_lens(self) -> Tensor: ...
+    @property
+    def block_table(self) -> Tensor: ...
+    @property
+    def decode_requests(self) -> int: ...
+    @property
+    def rows_per_decode(self) -> int: ...
+    @property
+    def max_length(self) -> int: ...
+
+
+class InlineSelector:
+    """Computes a layer's selection in the caller's process, with the service's own code.
+
+    The bits equal the service's where the configurations' hashes are equal. Requests with bad
+    lengths or pages answer only -1 and go to `on_faults`; the others are computed.
+    """
+
+    def __init__(
+        self,
+        k_caches: Mapping[int, Tensor],
+        top_k: int,
+        *,
+        workspace: int | None = None,
+        on_faults: Callable[[int, list[RowFault]], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            k_caches: by layer, uint8 [pages, page, D+4].
+            top_k: keys selected for each row.
+            workspace: bytes for temporaries (default: 256 MiB).
+            on_faults: called with the layer and what was wrong with its inputs.
+
+        Raises:
+            ValueError: a cache's shape, dtype or stride is wrong, or top_k < 1.
+        """
+        for k_cache in k_caches.values():
+            check_k_cache(k_cache)
+        self._k_caches = dict(k_caches)
+        self._top_k = positive("top_k", top_k)
+        self._workspace = workspace
+        self._on_faults = on_faults
+
+    @property
+    def configuration(self) -> Configuration:
+        """What the selected bits depend on."""
+        return configuration()
+
+    def __call__(
+        self, layer: int, q: Tensor, weights: Tensor, inputs: StepInputs, out: Tensor
+    ) -> None:
+        """Writes a layer's selection: q e4m3 [T, H, D], weights fp32 [T, H], out int32 [T, k].
+
+        Raises:
+            ValueError: the layer has no K cache here, or a tensor is wrong (`select_step`).
+        """
+        if layer not in self._k_caches:
+            known = ", ".join(map(str, sorted(self._k_caches))) or "none"
+            raise fault("layer", f"{layer} has no K cache", f"one of: {known}")
+        k_cache = self._k_caches[layer]
+        faults = find_faults(
+            inputs.query_start,
+            inputs.seq_lens,
+            inputs.block_table,
+            pages=k_cache.shape[0],
+            page_size=k_cache.shape[1],
+            max_length=inputs.max_length,
+        )
+        if faults and self._on_faults:
+            self._on_faults(layer, faults)
+        select_step(
+            q,
+            weights,
+            k_cache,
+            inputs.query_start,
+            inputs.seq_lens,
+            inputs.block_table,
+            self._top_k,
+            decode_requests=inputs.decode_requests,
+            rows_per_decode=inputs.rows_per_decode,
+            out=out,
+            max_length=inputs.max_length,
+            skip_requests=[found.request for found in faults],
+            workspace=self._workspace,
+        )

@@ -1,0 +1,70 @@
+"""Write and read the indexer's K cache (layout: `layout.py`; meaning: `reference.py`)."""
+
+import torch
+from torch import Tensor
+
+from indexer_service.kernels.checks import expect, fault
+from indexer_service.kernels.dispatch import Operation
+from indexer_service.kernels.k_cache.layout import check_k_cache
+
+__all__ = ["gather", "insert"]
+
+_insert = Operation("k_cache.insert", reference="indexer_service.kernels.k_cache.reference:insert")
+_gather = Operation("k_cache.gather", reference="indexer_service.kernels.k_cache.reference:gather")
+
+
+def insert(k: Tensor, slots: Tensor, k_cache: Tensor, *, impl: str = "auto") -> None:
+    """Quantises keys to e4m3 with one power-of-two scale each and writes them to their slots.
+
+    scale = 2^ceil(log2(max(amax, 1e-4) / 448)), value = clamp(k / scale, -448, 448). `amax` is
+    the largest finite magnitude: an infinity saturates to +-448 and a NaN stays NaN, and neither
+    spoils the other values of its key. These are the bytes that vLLM writes.
+
+    Args:
+        k: bf16 or fp16 [T, D].
+        slots: int64 [S], S <= T (a batch padded for a graph has more keys than slots): page
+            number times page size plus place in the page. Slots outside the cache, above all -1,
+            are skipped. No slot may come twice.
+        k_cache: uint8 [pages, page, D+4], pages at any stride(0); written in place.
+
+    Raises:
+        ValueError: a shape, dtype, device or stride is wrong.
+    """
+    dim = check_k_cache(k_cache)
+    expect("k", k, "[T, D]", (None, dim), (torch.bfloat16, torch.float16), k_cache.device)
+    expect("slots", slots, "[S]", (None,), torch.int64, k_cache.device)
+    if len(slots) > len(k):
+        raise fault("slots", f"{len(slots)} slots for {len(k)} keys", "give at most one a key")
+    _insert.implementation(impl, k_cache.device)(k, slots, k_cache)
+
+
+def gather(
+    k_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, impl: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """The first `seq_lens[r]` keys of each request, one request after the other.
+
+    The result's size depends on the lengths, so this call reads them on the host.
+
+    Args:
+        k_cache: uint8 [pages, page, D+4], pages at any stride(0).
+        block_table: int32 [R, n], page numbers. A page outside the cache gives NaN scales.
+        seq_lens: int32 [R]; zero or less gives nothing.
+
+    Returns:
+        values float8_e4m3fn [N, D] and scales fp32 [N], N the sum of the lengths.
+
+    Raises:
+        ValueError: a shape, dtype, device or stride is wrong, or a length needs more pages than
+            a row of `block_table` has.
+    """
+    check_k_cache(k_cache)
+    expect("block_table", block_table, "[R, n]", (None, None), torch.int32, k_cache.device)
+    requests, columns = block_table.shape
+    expect("seq_lens", seq_lens, "[R]", (requests,), torch.int32, k_cache.device)
+    room = columns * k_cache.shape[1]
+    longest = max(seq_lens.tolist(), default=0)
+    if longest > room:
+        wrong = f"length {longest}, but a row of block_table holds {room} tokens"
+        raise fault("seq_lens", wrong, "give a table that covers every length")
+    values, scales = _gather.implementation(impl, k_cache.device)(k_cache, block_table, seq_lens)
+    return values, scales

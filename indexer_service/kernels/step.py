@@ -1,0 +1,185 @@
+"""One layer of one step of a batch, as the service and the worker's fallback both compute it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from indexer_service.kernels import indexer
+from indexer_service.kernels.checks import expect, expect_rows, fault
+from indexer_service.kernels.k_cache import gather
+from indexer_service.kernels.k_cache.layout import check_k_cache
+
+NEGATIVE_LENGTH = "negative_length"
+LENGTH_OUT_OF_BOUNDS = "length_out_of_bounds"
+PAGE_OUT_OF_BOUNDS = "page_out_of_bounds"
+TORN_INPUT = "torn_input"
+
+
+@dataclass(frozen=True)
+class RowFault:
+    """Why a request's rows cannot be computed.
+
+    Attributes:
+        request: its place in the batch.
+        reason: one of the constants above.
+        expected: torn_input: the exact value; otherwise the bound that was broken.
+        seen: the value found.
+    """
+
+    request: int
+    reason: str
+    expected: int
+    seen: int
+
+
+def find_faults(
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    *,
+    pages: int,
+    page_size: int,
+    max_length: int | None = None,
+    exact_seq_lens: Tensor | None = None,
+) -> list[RowFault]:
+    """Requests whose lengths or pages must not be used, at most one fault each, in order.
+
+    In order of what is reported: torn_input (a length differs from its exact value, or query
+    offsets run backwards), negative_length, length_out_of_bounds (beyond the table's row, the
+    cache or `max_length`), page_out_of_bounds (only pages that the length needs are looked at).
+
+    Args:
+        query_start: int32 [R+1]; seq_lens: int32 [R]; block_table: int32 [R, n].
+        pages, page_size: of the smallest K cache that the step reads.
+        max_length: the step's bound on lengths, where it has one.
+        exact_seq_lens: int32 [R], the lengths as the CPU knows them, where it does.
+
+    Raises:
+        ValueError: a shape, dtype or device is wrong.
+    """
+    device = _check_batch(query_start, seq_lens, block_table)
+    requests, columns = block_table.shape
+    lengths = seq_lens.to(torch.int64)
+    table = block_table.to(torch.int64)
+    limit = min(columns * page_size, pages * page_size)
+    limit = limit if max_length is None else min(limit, max_length)
+
+    offsets = query_start.to(torch.int64)
+    needed = -(-lengths.clamp(0, limit) // page_size)
+    column = torch.arange(columns, device=device)
+    wrong_page = ((table < 0) | (table >= pages)) & (column < needed.unsqueeze(1))
+    first_wrong = wrong_page.to(torch.int8).argmax(1) if columns else torch.zeros_like(lengths)
+    page_seen = table.gather(1, first_wrong.unsqueeze(1)).squeeze(1) if columns else lengths
+    zero, bound = torch.zeros_like(lengths), torch.full_like(lengths, limit)
+
+    checks = [
+        (offsets[1:] < offsets[:-1], TORN_INPUT, offsets[:-1], offsets[1:]),
+        (lengths < 0, NEGATIVE_LENGTH, zero, lengths),
+        (lengths > limit, LENGTH_OUT_OF_BOUNDS, bound, lengths),
+        (wrong_page.any(1), PAGE_OUT_OF_BOUNDS, torch.full_like(lengths, pages), page_seen),
+    ]
+    if exact_seq_lens is not None:
+        exact = expect("exact_seq_lens", exact_seq_lens, "[R]", (requests,), torch.int32, device)
+        checks.insert(0, (exact != seq_lens, TORN_INPUT, exact, lengths))
+
+    found: dict[int, RowFault] = {}
+    for broken, reason, expected, seen in checks:
+        for request in broken.nonzero().flatten().tolist():
+            values = (int(expected[request]), int(seen[request]))
+            found.setdefault(request, RowFault(request, reason, *values))
+    return [found[request] for request in sorted(found)]
+
+
+def select_step(
+    q: Tensor,
+    weights: Tensor,
+    k_cache: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    k: int,
+    *,
+    decode_requests: int,
+    rows_per_decode: int,
+    out: Tensor,
+    max_length: int | None = None,
+    skip_requests: Sequence[int] = (),
+    workspace: int | None = None,
+    on_stage: Callable[[str], None] | None = None,
+    impl: str = "auto",
+) -> None:
+    """Selects k keys for each row of a step: decode requests first, then prefill requests.
+
+    Row j of a request's n rows sees its first L - n + 1 + j keys, L its length after its last
+    row. Give in `skip_requests` what `find_faults` found: those rows get only -1, their lengths
+    and pages are not used, and all other rows are right. Rows of no request get only -1 too.
+
+    Args:
+        q: e4m3 [T, H, D] (float8_e4m3fn, or its bytes as uint8); weights: fp32 [T, H].
+        k_cache: uint8 [pages, page, D+4], this layer's K cache.
+        query_start: int32 [R+1], first row of each request; seq_lens: int32 [R].
+        block_table: int32 [R, n], page numbers.
+        k: how many keys a row.
+        decode_requests: the first so many requests have `rows_per_decode` rows each.
+        out: int32 [T, k] with contiguous rows, every element of it written.
+        max_length: no length is above it; a table wider than that is not looked at further on.
+        workspace, on_stage, impl: as for `indexer.select_paged`.
+
+    Raises:
+        ValueError: a shape, dtype, device or stride is wrong, the decode rows are more than T,
+            or a prefill request that is not skipped has a length beyond its table's row.
+    """
+    device = _check_batch(query_start, seq_lens, block_table)
+    dim = check_k_cache(k_cache, device)
+    page = k_cache.shape[1]
+    rows, requests = len(q), len(seq_lens)
+    expect_rows("out", out, "[T, k]", (rows, k), torch.int32, device)
+    decode_rows = decode_requests * rows_per_decode
+    if not 0 <= decode_requests <= requests:
+        wrong = f"{decode_requests} of {requests} requests"
+        raise fault("decode_requests", wrong, "give 0 to all of them")
+    if rows_per_decode < 0 or decode_rows > rows:
+        wrong = f"{decode_requests} requests of {rows_per_decode} rows, but q has {rows}"
+        raise fault("rows_per_decode", wrong, "give decode requests equal rows, at the front")
+
+    if max_length is not None:
+        block_table = block_table[:, : max(-(-max_length // page), 1)]
+    skipped = set(skip_requests)
+    lengths = seq_lens.clone()
+    if skipped:
+        lengths[sorted(skipped)] = 0
+    out.fill_(-1)
+
+    if decode_rows:
+        expect("q", q, "[T, H, D]", (rows, None, dim), q.dtype, device)
+        indexer.select_paged(
+            q[:decode_rows].unflatten(0, (decode_requests, rows_per_decode)),
+            k_cache, weights[:decode_rows], lengths[:decode_requests],
+            block_table[:decode_requests], k, out=out[:decode_rows],
+            workspace=workspace, on_stage=on_stage, impl=impl,
+        )  # fmt: skip
+    starts = query_start.tolist()
+    for request in range(decode_requests, requests):
+        begin, end = max(starts[request], decode_rows), min(starts[request + 1], rows)
+        if request in skipped or begin >= end:
+            continue
+        one = slice(request, request + 1)
+        keys, scales = gather(k_cache, block_table[one], lengths[one], impl=impl)
+        count = starts[request + 1] - starts[request]
+        seen = lengths[one] - count + 1 + torch.arange(
+            begin - starts[request], end - starts[request], dtype=torch.int32, device=device
+        )  # fmt: skip
+        indexer.select_ragged(
+            q[begin:end], keys, scales, weights[begin:end], torch.zeros_like(seen), seen, k,
+            out=out[begin:end], workspace=workspace, on_stage=on_stage, impl=impl,
+        )  # fmt: skip
+
+
+def _check_batch(query_start: Tensor, seq_lens: Tensor, block_table: Tensor) -> torch.device:
+    expect("block_table", block_table, "[R, n]", (None, None), torch.int32)
+    requests, device = len(block_table), block_table.device
+    expect("seq_lens", seq_lens, "[R]", (requests,), torch.int32, device)
+    expect("query_start", query_start, "[R+1]", (requests + 1,), torch.int32, device)
+    return device
