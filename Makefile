@@ -10,9 +10,9 @@ STUBS_VENV := .venv-stubs
 # Errors only: on a first run pip's warnings are about the machine, not about the project.
 PIP_FLAGS := -qq --disable-pip-version-check
 
-PROTO := proto/dsa_indexer/v1/indexer.proto
+PROTO_ROOT ?= proto
+STUBS_OUT ?= $(PROTO_ROOT)
 RELEASED := proto/released/dsa_indexer.v1.binpb
-STUBS_OUT ?= proto
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-gpu lint format stubs stubs-venv contract-image bench-cpu clean
@@ -24,7 +24,7 @@ demo: $(VENV)/.runtime ## Two processes and data recorded inside vLLM, compared 
 	@$(VENV)/bin/dsa-indexer demo
 
 # pytest comes last, so that its closing line is the output's last.
-test: lint $(STUBS_VENV)/.ready ## Linters, type checks, contract gates and all tests that need no GPU
+test: lint stubs-venv ## Linters, type checks, contract gates and all tests that need no GPU
 	@$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-gpu: ## The tests that need a GPU, with the interpreter that has torch for it
@@ -41,19 +41,20 @@ format: $(VENV)/.development ## Reformat and sort imports
 	@$(VENV)/bin/ruff format
 
 stubs: $(STUBS_VENV)/.ready ## Regenerate the Python stubs of the contract
-	@$(STUBS_VENV)/bin/python -m grpc_tools.protoc -I proto --python_out=$(STUBS_OUT) \
-	    --pyi_out=$(STUBS_OUT) --grpc_python_out=$(STUBS_OUT) --mypy_grpc_out=$(STUBS_OUT) $(PROTO)
+	@PATH="$(CURDIR)/$(STUBS_VENV)/bin:$$PATH" $(STUBS_VENV)/bin/python -m grpc_tools.protoc -I $(PROTO_ROOT) \
+	    --python_out=$(STUBS_OUT) --pyi_out=$(STUBS_OUT) --grpc_python_out=$(STUBS_OUT) \
+	    --mypy_grpc_out=quiet:$(STUBS_OUT) $(PROTO_ROOT)/dsa_indexer/v1/indexer.proto
 
 stubs-venv: $(STUBS_VENV)/.ready
 
 contract-image: $(VENV)/.development ## Declare the present contract released: later changes must be compatible
-	@$(VENV)/bin/buf build -o $(RELEASED)
+	@$(VENV)/bin/buf build --exclude-source-info -o $(RELEASED)
 
 bench-cpu: $(VENV)/.development ## Step latency over ring, stream and unary calls
 	@$(PY) benchmarks/handoff_cpu.py
 
 clean: ## Remove environments, caches and build output
-	@rm -rf $(VENV) $(STUBS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.runtime: pyproject.toml setup.py constraints/runtime.txt
