@@ -49,6 +49,7 @@ def find_faults(
     In order of what is reported: torn_input (a length differs from its exact value, or query
     offsets run backwards), negative_length, length_out_of_bounds (beyond the table's row, the
     cache or `max_length`), page_out_of_bounds (only pages that the length needs are looked at).
+    If another process can write the inputs, copy them and give `select_step` the same copies.
 
     Args:
         query_start: int32 [R+1]; seq_lens: int32 [R]; block_table: int32 [R, n].
@@ -147,6 +148,8 @@ def select_step(
     if max_length is not None:
         block_table = block_table[:, : max(-(-max_length // page), 1)]
     skipped = set(skip_requests)
+    if not skipped <= set(range(requests)):
+        raise fault("skip_requests", f"{sorted(skipped)} of {requests} requests", "give 0 to R-1")
     lengths = seq_lens.clone()
     if skipped:
         lengths[sorted(skipped)] = 0

@@ -44,6 +44,7 @@ def read_pages(k_cache: Tensor, page_ids: Tensor) -> tuple[Tensor, Tensor]:
     are never selected.
     """
     pages, page, width = k_cache.shape
+    page_ids = page_ids.to(torch.int64)  # a copy: a shared table may change while it is read
     inside = (page_ids >= 0) & (page_ids < pages)
     values, scale_bytes = planes(k_cache)
     if pages == 0:
