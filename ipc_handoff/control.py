@@ -6,7 +6,7 @@ from ipc_handoff.doorbells import ServiceBells, WorkerBells
 from ipc_handoff.errors import LayoutMismatch
 from ipc_handoff.layout import LAYOUT_VERSION, MAGIC, HandoffGeometry
 from ipc_handoff.ring import RingConsumer, RingProducer
-from ipc_handoff.stages import SERVICE_STAGES, WORKER_STAGES
+from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.stamps import StampRing
 
 _HEADER = struct.Struct("<QQQQ")  # magic, layout version, fingerprint, epoch
@@ -21,7 +21,6 @@ class _Control:
             )
         self._buffer = buffer
         layers = len(geometry.layers)
-        self.worker_stamps = StampRing(self._area("worker_stamps"), layers, len(WORKER_STAGES))
         self.service_stamps = StampRing(self._area("service_stamps"), layers, len(SERVICE_STAGES))
 
     def _area(self, name: str) -> memoryview:

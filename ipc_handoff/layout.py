@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ipc_handoff.stages import SERVICE_STAGES, WORKER_STAGES
+from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.words import WORD_BYTES
 
 LAYOUT_VERSION = 1
@@ -141,7 +141,7 @@ class SlottedLayout:
 
 @dataclass(frozen=True)
 class ControlLayout:
-    """The control block: header, doorbells, rings, stamps.
+    """The control block: header, doorbells, rings, the service's stamps.
 
     `requests` and `dones` have one word a layer ordinal; each word has its own cache line.
     """
@@ -179,7 +179,6 @@ class ControlLayout:
                 ("plans", plan * RING_CAPACITY),
                 ("reports_consumed", CACHE_LINE),
                 ("reports", report * RING_CAPACITY),
-                ("worker_stamps", stamp_block_bytes(layers, len(WORKER_STAGES)) * STAMPED_STEPS),
                 ("service_stamps", stamp_block_bytes(layers, len(SERVICE_STAGES)) * STAMPED_STEPS),
             ]
         )

@@ -1,6 +1,7 @@
 """Stage stamps: when each stage of each layer ended, in a ring of steps.
 
-One writer a ring. The block of a step begins with its generation, the step's number: 0
+One writer a ring. The service's ring lies in the control block, where the worker can read it
+even when the service is dead; the worker's own may lie anywhere. The block of a step begins with its generation, the step's number: 0
 while it is being reset. A reader looks at the generation before and after it copies; if
 another step took the block meanwhile, the stamps are lost, and counted, never shown.
 Times are nanoseconds of CLOCK_REALTIME (one clock for all processes of a host); 0: not
@@ -28,6 +29,12 @@ class StampRing:
         self._cells, self._stages = layers * stages, stages
         self._blank = memoryview(bytes(size - WORD_BYTES)).cast("Q")
         self.lost = 0
+
+    @classmethod
+    def private(cls, steps: int, layers: int, stages: int) -> "StampRing":
+        """A ring that only this process sees."""
+        size = steps * stamp_block_bytes(layers, stages)
+        return cls(memoryview(bytearray(size)), layers, stages)
 
     def begin(self, step: int) -> None:
         """Take the block of `step`; whatever stood there is gone."""

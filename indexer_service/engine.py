@@ -1,0 +1,67 @@
+"""Engines: what computes a selection. Chosen once a session, by name or automatically."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+import torch
+
+from indexer_service.errors import invalid
+from indexer_service.kernels.configuration import Configuration
+
+# In order of preference; `auto` takes the first that this machine has.
+_ENGINES = {"cpu-reference": "indexer_service.engines.cpu:CpuEngine"}
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """One layer of one step, cut to the step's size.
+
+    Shapes as in `indexer_service.kernels.step.select_step`. `skip_requests` are those whose
+    inputs cannot be trusted: their rows get -1.
+    """
+
+    q: torch.Tensor
+    weights: torch.Tensor
+    k_cache: torch.Tensor
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    decode_requests: int
+    rows_per_decode: int
+    max_length: int
+    skip_requests: tuple[int, ...]
+
+
+class Engine(Protocol):
+    """Computes selections; used by one thread at a time a session, by many sessions."""
+
+    @property
+    def configuration(self) -> Configuration: ...
+
+    def warm_up(self) -> None:
+        """Compile what is needed and prove with a tiny selection that the device works."""
+
+    def select(
+        self, inputs: LayerInputs, top_k: int, out: torch.Tensor, on_stage: Callable[[str], None]
+    ) -> None:
+        """Write the selection, int32 [rows, top_k], into `out`.
+
+        `on_stage` is called with "logits" and "topk" after each window of work and may raise to
+        abandon the rest.
+        """
+
+
+def create_engine(name: str, workspace_bytes: int) -> Engine:
+    """The engine called `name`; "" and "auto" choose.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT for a name that does not exist.
+    """
+    chosen = next(iter(_ENGINES)) if name in ("", AUTO) else name
+    if chosen not in _ENGINES:
+        raise invalid("engine", f"{name!r} is not here", f"auto, {', '.join(_ENGINES)}")
+    module, _, attribute = _ENGINES[chosen].partition(":")
+    return cast(Engine, getattr(import_module(module), attribute)(workspace_bytes))

@@ -1,0 +1,1 @@
+"""One module an engine; `indexer_service.engine` imports the chosen one."""
