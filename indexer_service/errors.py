@@ -10,6 +10,10 @@ _SHOWN_CHARACTERS = 80
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
+class StartError(Exception):
+    """The service cannot start; the message is one line, `field: problem (fix: fix)`."""
+
+
 class ServiceError(Exception):
     """A refusal. Its text reads `field: problem (fix: fix)`.
 
