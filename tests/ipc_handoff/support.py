@@ -1,0 +1,147 @@
+"""What the tests of the data contract share: small geometries, raw memory, peer processes."""
+
+import gc
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ipc_handoff.layout import HandoffGeometry
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GEOMETRY = HandoffGeometry(
+    layers=(0, 2, 5),
+    heads=16,
+    head_dim=128,
+    top_k=64,
+    page_size=64,
+    max_rows=8,
+    max_requests=4,
+    max_context=1000,
+    slots=3,
+)
+
+
+class RawMemory:
+    """A memfd and its mapping, made without the code under test."""
+
+    def __init__(self, size: int) -> None:
+        self.fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, size)
+        self.bytes = memoryview(mmap.mmap(self.fd, size))
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class Peer:
+    """A process that runs a function of `children.py` (started afresh, nothing inherited).
+
+    Args:
+        name: of the function.
+        arguments: its arguments, as text.
+        descriptors: open in the child under the same numbers.
+    """
+
+    def __init__(self, name: str, *arguments: object, descriptors: tuple[int, ...] = ()) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.ipc_handoff.children", name, *map(str, arguments)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/proto:{ROOT}/client"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=descriptors,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def hear(self) -> str:
+        """The child's next line."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self, line: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def ask(self, line: object) -> str:
+        self.tell(line)
+        return self.hear()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.end()
+
+    def end(self) -> int:
+        """Close its input, wait for it; the exit status."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return self.process.wait(20)
+
+
+@contextmanager
+def peer(name: str, *arguments: object, descriptors: tuple[int, ...] = ()) -> Iterator[Peer]:
+    process = Peer(name, *arguments, descriptors=descriptors)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether the condition holds before the time is over."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@contextmanager
+def no_descriptor_leaks() -> Iterator[None]:
+    """The block leaves exactly as many descriptors open as it found."""
+    gc.collect()
+    before = open_descriptors()
+    yield
+    if not eventually(lambda: open_descriptors() == before, 2.0):
+        gc.collect()
+        links = [f"{fd} -> {_link(fd)}" for fd in sorted(os.listdir("/proc/self/fd"), key=int)]
+        raise AssertionError(f"{before} descriptors before, {open_descriptors()} after: {links}")
+
+
+def _link(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return "gone"
+
+
+def is_mapped(label: str) -> bool:
+    """Whether a mapping whose name contains `label` is in this process."""
+    return label in Path("/proc/self/maps").read_text()
+
+
+def content(sequence: int, size: int) -> bytes:
+    """Bytes that only this message has."""
+    word = (sequence * 0x9E3779B97F4A7C15 % 2**64).to_bytes(8, "little")
+    return (sequence.to_bytes(8, "little") + word * (size // 8 + 1))[:size]
+
+
+def size_of(sequence: int, most: int) -> int:
+    """Message sizes that look random and that both sides can compute."""
+    return 8 + sequence * 2654435761 % (most - 7)
