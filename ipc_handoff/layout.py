@@ -6,7 +6,7 @@ changes its meaning or an area moves.
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 
 from ipc_handoff.stages import SERVICE_STAGES
@@ -97,11 +97,17 @@ class HandoffGeometry:
 
     @cached_property
     def fingerprint(self) -> int:
-        """64 bits that differ when any area lies elsewhere."""
-        parts = [str(LAYOUT_VERSION), repr(self.layers), repr((self.heads, self.head_dim))]
+        """64 bits that differ when any byte lies elsewhere or means something else.
+
+        The fields themselves are in it: areas are rounded up to cache lines, so other row
+        strides may fill the same areas.
+        """
+        parts = [str(LAYOUT_VERSION), repr(astuple(self))]
         for label, layout in (("c", self.control), ("s", self.staging), ("a", self.answers)):
             parts += [f"{label}:{a.name}@{a.offset}+{a.size}" for a in layout.areas.values()]
             parts.append(f"{label}={layout.size}")
+        parts.append(f"slots={self.control.plan_slot},{self.control.report_slot}")
+        parts += [stage.name for stage in SERVICE_STAGES]
         return int.from_bytes(hashlib.sha256(";".join(parts).encode()).digest()[:8], "little")
 
 
