@@ -14,10 +14,7 @@ from indexer_service.kernels.checks import expect, expect_rows, positive
 from indexer_service.kernels.indexer.windows import merge_windows, plan_windows
 from indexer_service.kernels.lengths import row_lengths
 
-__all__ = ["DEFAULT_WORKSPACE", "select_paged", "select_ragged"]
-
-DEFAULT_WORKSPACE = 256 << 20
-"""Bytes of temporaries where the caller names no budget."""
+__all__ = ["select_paged", "select_ragged"]
 
 _SMALLEST_WINDOW = 64
 """Keys of a ragged window at the least: one page of the usual cache."""
@@ -68,7 +65,7 @@ def select_paged(
     page = k_cache.shape[1]
     lengths = row_lengths(seq_lens, next_n)
     width = _longest(lengths, block_table.shape[1] * page)
-    plan = plan_windows(batch, next_n, width, k, workspace or DEFAULT_WORKSPACE, step=page)
+    plan = plan_windows(batch, next_n, width, k, workspace, step=page)
 
     for first in range(0, batch, plan.units):
         requests = slice(first, min(first + plan.units, batch))
@@ -127,9 +124,7 @@ def select_ragged(
     out = _check_output(out, len(q), topk, q.device, name="topk")
     if not _is_enabled(enabled, q.device):
         return out
-    plan = plan_windows(
-        len(q), 1, len(k), topk, workspace or DEFAULT_WORKSPACE, step=_SMALLEST_WINDOW
-    )
+    plan = plan_windows(len(q), 1, len(k), topk, workspace, step=_SMALLEST_WINDOW)
     for first in range(0, len(q), plan.units):
         rows = slice(first, min(first + plan.units, len(q)))
         start, end = row_start[rows], row_end[rows]

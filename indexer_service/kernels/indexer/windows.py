@@ -9,6 +9,9 @@ from torch import Tensor
 from indexer_service.kernels import topk
 from indexer_service.kernels.checks import positive
 
+DEFAULT_WORKSPACE = 256 << 20
+"""Bytes of temporaries where the caller names no budget."""
+
 _BYTES_PER_SCORE = 16
 """The score itself (4), topk's masked copy (4), its running count (4) and four masks (1 each)."""
 _BYTES_PER_CANDIDATE = 64
@@ -24,20 +27,20 @@ class Windows:
 
 
 def plan_windows(
-    units: int, rows_per_unit: int, width: int, k: int, workspace: int, *, step: int
+    units: int, rows_per_unit: int, width: int, k: int, workspace: int | None, *, step: int
 ) -> Windows:
     """Cuts by rows first (each key is then read once a block of rows), by keys if one is too big.
 
     Args:
         units: requests (or rows) in all, each of `rows_per_unit` rows.
         width: keys of the longest row; k: candidates kept a row.
-        workspace: bytes that the temporaries of one window may take together.
+        workspace: bytes that the temporaries of one window may take together (None: 256 MiB).
         step: a window is a multiple of so many keys, and at least that, whatever the budget.
 
     Raises:
         ValueError: workspace < 1.
     """
-    positive("workspace", workspace)
+    workspace = DEFAULT_WORKSPACE if workspace is None else positive("workspace", workspace)
     candidates = k * (_BYTES_PER_CANDIDATE + _BYTES_PER_SCORE)
     unit_bytes = rows_per_unit * (width * _BYTES_PER_SCORE + candidates)
     if unit_bytes <= workspace:
