@@ -8,6 +8,7 @@ ends it cancels the rest of the step.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -86,11 +87,11 @@ class StepExecutor:
             ordinal = self._ordinals[layer]
             self._stamp(plan, ordinal, ServiceStage.GATE_BEGUN)
             if inputs is None:
-                self._gate(plan, lambda: self._bells.published() == plan.step)
+                self._gate(plan, self._bells.published)
                 pages = min(len(cache) for cache in caches.values())
                 inputs = copy_inputs(plan, slot, self._at.geometry, pages)
                 report_faults(report, inputs)
-            self._gate(plan, lambda n=ordinal: self._bells.requested(n) == plan.step)
+            self._gate(plan, partial(self._bells.requested, ordinal))
             self._stamp(plan, ordinal, ServiceStage.GATE_PASSED)
             self._select(plan, ordinal, slot, caches[layer], inputs, answers)
             self._bells.done(ordinal, plan.step)
@@ -116,10 +117,10 @@ class StepExecutor:
             caches[layer] = cache
         return caches
 
-    def _gate(self, plan: pb.StepPlan, has_arrived: Callable[[], bool]) -> None:
-        """Wait until the worker's stream has come here, and not longer than the bound."""
+    def _gate(self, plan: pb.StepPlan, word: Callable[[], int]) -> None:
+        """Wait until the worker has written this step into `word`, and not beyond the bound."""
         deadline = time.monotonic() + self._gate_bound
-        while not has_arrived():
+        while word() != plan.step:
             self._check_wanted(plan)
             remaining = deadline - time.monotonic()
             if remaining <= 0:

@@ -10,13 +10,13 @@ and answers are used layer after layer: the worker stages a layer only after the
 answer came (or the attachment ended), so one place a slot is enough.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from ipc_handoff.control import WorkerControl
 from ipc_handoff.layout import Area, HandoffGeometry
+from ipc_handoff.processes import ProcessWatch
 from ipc_handoff.regions import HostMemory, SharedMemory, TensorSpec
 
 CONTROL, STAGING, ANSWERS = "control", "staging", "answers"
@@ -114,7 +114,7 @@ class BankPool:
 
     def __init__(self, geometry: HandoffGeometry, banks: int = 2) -> None:
         self._free = [HostBank(geometry, number) for number in range(banks)]
-        self._retired: list[tuple[HostBank, Callable[[], bool]]] = []
+        self._retired: list[tuple[HostBank, ProcessWatch]] = []
 
     def take(self) -> HostBank | None:
         """A free bank, or None: then stay inline."""
@@ -125,17 +125,18 @@ class BankPool:
         """After a clean end: the service has drained."""
         self._free.append(bank)
 
-    def retire(self, bank: HostBank, writer_is_gone: Callable[[], bool]) -> None:
-        """After any other end. `writer_is_gone` says whether the old service is proven dead."""
-        self._retired.append((bank, writer_is_gone))
+    def retire(self, bank: HostBank, writer: ProcessWatch) -> None:
+        """After any other end. `writer`: the old service's process; the pool closes it."""
+        self._retired.append((bank, writer))
 
     def _reclaim(self) -> None:
         waiting = []
-        for bank, writer_is_gone in self._retired:
-            if bank.control.bells.is_drained() or writer_is_gone():
+        for bank, writer in self._retired:
+            if bank.control.bells.is_drained() or writer.is_dead():
+                writer.close()
                 self._free.append(bank)
             else:
-                waiting.append((bank, writer_is_gone))
+                waiting.append((bank, writer))
         self._retired = waiting
 
     @property
@@ -144,6 +145,8 @@ class BankPool:
         return len(self._retired)
 
     def close(self) -> None:
+        for _, writer in self._retired:
+            writer.close()
         for bank in self._free + [bank for bank, _ in self._retired]:
             bank.close()
         self._free, self._retired = [], []

@@ -190,3 +190,31 @@ class HostMemory(SharedMemory):
             self._descriptor = None
         # Dropped, not closed: the mapping goes with the last view, and never under one.
         self._map = None
+
+
+@dataclass(frozen=True)
+class SharedTensor:
+    """A tensor that a peer can map: a view of shared memory that this process owns.
+
+    Attributes:
+        memory: owns the bytes; several tensors may share one.
+        offset: bytes from the memory's start.
+    """
+
+    memory: HostMemory
+    offset: int
+    spec: TensorSpec
+    tensor: torch.Tensor
+
+    @classmethod
+    def allocate(cls, shape: tuple[int, ...], dtype: torch.dtype, label: str) -> "SharedTensor":
+        """Zeroed contiguous tensor in host memory of its own."""
+        spec = TensorSpec(shape, dtype)
+        spec.check(label)
+        return cls.in_memory(HostMemory.create(spec.byte_size, label), spec)
+
+    @classmethod
+    def in_memory(cls, memory: HostMemory, spec: TensorSpec, offset: int = 0) -> "SharedTensor":
+        """View `spec` at byte `offset` of `memory`."""
+        tensor = memory.tensor(offset, spec.byte_size, spec, "tensor")
+        return cls(memory, offset, spec, tensor)

@@ -1,11 +1,11 @@
 """Stage stamps: when each stage of each layer ended, in a ring of steps.
 
 One writer a ring. The service's ring lies in the control block, where the worker can read it
-even when the service is dead; the worker's own may lie anywhere. The block of a step begins with its generation, the step's number: 0
-while it is being reset. A reader looks at the generation before and after it copies; if
-another step took the block meanwhile, the stamps are lost, and counted, never shown.
-Times are nanoseconds of CLOCK_REALTIME (one clock for all processes of a host); 0: not
-reached.
+even when the service is dead; the worker's own may lie anywhere. The block of a step begins
+with its generation, the step's number: 0 while it is being reset. A reader looks at the
+generation before and after it copies; if another step took the block meanwhile, the stamps
+are lost, and counted, never shown. Times are nanoseconds of CLOCK_REALTIME (one clock for all
+processes of a host); 0: not reached.
 """
 
 import time

@@ -1,0 +1,197 @@
+"""One attachment: a session of the service, a bank, and the way between them.
+
+Made by `attach`, used by one thread (the one that runs steps), ended by `detach` (at once, on
+the hot path) and `release` (the rest, off it).
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_client.control_plane import ControlPlane
+from indexer_client.errors import AttachRefused, IndexerError, ServiceUnavailable
+from indexer_client.plan_channel import PlanChannel, RingPlans, StreamPlans
+from indexer_client.settings import ClientSettings
+from ipc_handoff.addresses import socket_path
+from ipc_handoff.banks import BankPool, HostBank, k_cache_region
+from ipc_handoff.descriptors import (
+    FIRST_REGION_TOKEN,
+    WAKE_SERVICE_TOKEN,
+    WAKE_WORKER_TOKEN,
+    DescriptorConnection,
+)
+from ipc_handoff.doorbells import WorkerBells
+from ipc_handoff.errors import DescriptorRefused
+from ipc_handoff.layout import HandoffGeometry
+from ipc_handoff.processes import ProcessWatch
+from ipc_handoff.regions import DTYPES, HostMemory, SharedTensor, TensorSpec
+from ipc_handoff.tracing import Tracing
+from ipc_handoff.wakeups import Wakeup
+from ipc_handoff.wire import geometry_message, host_region, layout_message
+
+logger = logging.getLogger(__name__)
+
+_SIGNALLING = {"ring": pb.SIGNALLING_RING, "stream": pb.SIGNALLING_STREAM}
+
+
+@dataclass(frozen=True)
+class AttachRequest:
+    """What every attachment of a worker has in common."""
+
+    settings: ClientSettings
+    worker: pb.Worker
+    geometry: HandoffGeometry
+    k_caches: Mapping[int, SharedTensor]
+    configuration_hash: str
+    tracing: Tracing | None
+
+
+class Attachment:
+    """See the module. Public attributes are read-only.
+
+    Attributes:
+        epoch: of the session; goes into every plan.
+        lease_seconds: how often the service wants to hear from us, at least.
+        watch: of the service's process.
+    """
+
+    def __init__(self, request: AttachRequest, bank: HostBank) -> None:
+        self._request = request
+        self.bank = bank
+        self.bells: WorkerBells
+        self.plans: PlanChannel
+        self.wake_service, self.wake_worker = Wakeup(), Wakeup()
+        self.control_plane = ControlPlane(request.settings, request.tracing)
+        self._resources = ExitStack()
+        for resource in (self.wake_service, self.wake_worker, self.control_plane):
+            self._resources.callback(resource.close)
+        self.watch = ProcessWatch(0)
+        # The service may have mapped the bank.
+        self._exposed = False
+        self.detached_because = ""
+
+    def open(self) -> None:
+        """Open the session and register everything.
+
+        Raises:
+            IndexerError: refused, or nobody there. Call `release` then.
+        """
+        request = self._request
+        opened = self.control_plane.open_session(
+            pb.OpenSessionRequest(
+                worker=request.worker,
+                geometry=geometry_message(request.geometry),
+                layout=layout_message(request.geometry),
+                signalling=_SIGNALLING[request.settings.signalling],
+                engine=request.settings.engine,
+                required_configuration_hash=request.configuration_hash,
+            )
+        )
+        self.session_id, self.epoch = opened.session_id, opened.epoch
+        self.lease_seconds = opened.lease_seconds
+        self.configuration, self.reasons = opened.configuration, tuple(opened.reasons)
+        self.bank.control.start(self.epoch)
+        self.bells = self.bank.control.bells
+        try:
+            self._register(self._connect(opened))
+        except DescriptorRefused as error:
+            raise AttachRefused(str(error)) from error
+        self.plans = self._plan_channel(opened.signalling)
+        self._resources.callback(self.plans.close)
+
+    def _connect(self, opened: pb.OpenSessionResponse) -> DescriptorConnection:
+        path = socket_path(self.control_plane.address)
+        if path is None or not opened.descriptor_socket:
+            raise AttachRefused(
+                f"address: {self.control_plane.address} cannot carry host memory (fix: the "
+                "service's Unix socket)"
+            )
+        connection = DescriptorConnection(
+            str(Path(path).parent / opened.descriptor_socket), opened.descriptor_nonce
+        )
+        self._resources.callback(connection.close)
+        self.watch = ProcessWatch(connection.peer.pid)
+        return connection
+
+    def _register(self, connection: DescriptorConnection) -> None:
+        connection.send(WAKE_SERVICE_TOKEN, self.wake_service.fileno())
+        connection.send(WAKE_WORKER_TOKEN, self.wake_worker.fileno())
+        tokens: dict[int, int] = {}
+
+        def token_of(memory: HostMemory) -> int:
+            if id(memory) not in tokens:
+                tokens[id(memory)] = FIRST_REGION_TOKEN + len(tokens)
+                connection.send(tokens[id(memory)], memory.fileno())
+            return tokens[id(memory)]
+
+        regions = [
+            host_region(name, token_of(memory), TensorSpec((memory.byte_size,), DTYPES["UINT8"]))
+            for name, memory in self.bank.memories.items()
+        ]
+        regions += [
+            host_region(
+                k_cache_region(layer), token_of(cache.memory), cache.spec, offset=cache.offset
+            )
+            for layer, cache in self._request.k_caches.items()
+        ]
+        self._exposed = True
+        try:
+            self.control_plane.register_regions(
+                pb.RegisterRegionsRequest(
+                    session_id=self.session_id, epoch=self.epoch, regions=regions
+                )
+            )
+        except ServiceUnavailable:
+            raise  # perhaps mapped, perhaps not
+        except IndexerError:
+            self._exposed = False
+            raise
+
+    def _plan_channel(self, signalling: pb.Signalling) -> PlanChannel:
+        if signalling == pb.SIGNALLING_STREAM:
+            return StreamPlans(self.control_plane, self.session_id)
+        return RingPlans(self.bank.control, self.wake_service)
+
+    def keep_alive(self) -> None:
+        """Renew the lease. Raises IndexerError."""
+        self.control_plane.keep_alive(
+            pb.KeepAliveRequest(session_id=self.session_id, epoch=self.epoch)
+        )
+
+    def detach(self, reason: str) -> None:
+        """End the attachment for good; quick, never blocks. The service stops when it sees it."""
+        if not self.detached_because:
+            logger.warning("epoch %d: detached, working inline: %s", self.epoch, reason)
+            self._detach(reason)
+
+    def _detach(self, reason: str) -> None:
+        self.detached_because = reason
+        self.bells.detach()
+        self.wake_service.ring()
+
+    def release(self, pool: BankPool) -> None:
+        """Let go of everything after `detach` or a failed `open`, and retire the bank."""
+        self._resources.close()
+        if self._exposed:
+            pool.retire(self.bank, self.watch)
+        else:
+            self.watch.close()
+            pool.give_back(self.bank)
+
+    def close(self, pool: BankPool) -> None:
+        """End in good order: the service drains first, so the bank is free at once."""
+        with suppress(IndexerError):
+            self.control_plane.close_session(
+                pb.CloseSessionRequest(session_id=self.session_id, epoch=self.epoch)
+            )
+        self._detach("closed")
+        self.release(pool)
+
+
+def worker_identity(instance: str, model: str = "target", engine: str = "") -> pb.Worker:
+    """The worker as OpenSession names it."""
+    return pb.Worker(instance=instance, model=model, engine=engine, pid=os.getpid())

@@ -1,0 +1,149 @@
+"""Everything about attachments that must not happen on the hot path.
+
+A thread that attaches (again and again until a service is there), keeps the lease, and lets
+go of ended attachments. The step thread and this one meet in `exchange`, at step boundaries.
+"""
+
+import logging
+import threading
+import time
+
+from indexer_client.attachment import Attachment, AttachRequest
+from indexer_client.errors import SESSION_LOST, AttachRefused, IndexerError
+from ipc_handoff.banks import BankPool
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE = 0.05
+
+
+class Caretaker:
+    """Args:
+    request: how to attach.
+    pool: where banks come from; used by this thread only, once it runs.
+    """
+
+    def __init__(self, request: AttachRequest, pool: BankPool) -> None:
+        self._request = request
+        self._pool = pool
+        self._condition = threading.Condition()
+        self._ready: Attachment | None = None
+        self._in_use: Attachment | None = None
+        self._lost_because = ""
+        self._ended: list[Attachment] = []
+        self._closing = False
+        self.attachments = 0
+        self.last_error: IndexerError | None = None
+        self._thread = threading.Thread(target=self._run, name="dsa-caretaker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def exchange(self, current: Attachment | None) -> Attachment | None:
+        """At a step boundary: give up `current` if it has ended, get the next one if ready."""
+        with self._condition:
+            if current is not None and self._lost_because:
+                current.detach(self._lost_because)
+            if current is not None and current.detached_because:
+                self._ended.append(current)
+                current = self._in_use = None
+                self._lost_because = ""
+                self._condition.notify_all()
+            if current is None and self._ready is not None:
+                current = self._in_use = self._ready
+                self._ready = None
+            return current
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Wait until an attachment is in use or ready."""
+        with self._condition:
+            return self._condition.wait_for(
+                lambda: self._ready is not None or self._in_use is not None, seconds
+            )
+
+    def close(self, current: Attachment | None) -> None:
+        """End the thread and every attachment."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        self._thread.join()
+        self._release_ended()
+        for attachment in (current, self._ready):
+            if attachment is None:
+                continue
+            if attachment.detached_because:
+                attachment.release(self._pool)
+            else:
+                attachment.close(self._pool)
+        self._pool.close()
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._closing:
+            self._release_ended()
+            with self._condition:
+                held = self._in_use or self._ready
+            if held is not None:
+                self._keep(held)
+                self._sleep(held.lease_seconds / 3)
+                pause = _FIRST_PAUSE
+            elif not self._attach():
+                self._sleep(pause)
+                pause = min(2 * pause, self._request.settings.reattach_seconds)
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep, but wake for an ended attachment or the end."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._closing or bool(self._ended), seconds)
+
+    def _release_ended(self) -> None:
+        with self._condition:
+            ended, self._ended = self._ended, []
+        for attachment in ended:
+            attachment.release(self._pool)
+
+    def _attach(self) -> bool:
+        bank = self._pool.take()
+        if bank is None:
+            self._note(AttachRefused("banks: all may still be written by earlier services"))
+            return False
+        attachment = Attachment(self._request, bank)
+        began = time.monotonic()
+        try:
+            attachment.open()
+        except IndexerError as error:
+            attachment.release(self._pool)
+            self._note(error)
+            return False
+        with self._condition:
+            self._ready = attachment
+            self.attachments += 1
+            self.last_error = None
+            self._condition.notify_all()
+        logger.info("epoch %d: attached in %.3f s", attachment.epoch, time.monotonic() - began)
+        return True
+
+    def _note(self, error: IndexerError) -> None:
+        if str(error) != str(self.last_error):
+            logger.warning("not attached, working inline: %s", error)
+        self.last_error = error
+
+    def _keep(self, held: Attachment) -> None:
+        try:
+            held.keep_alive()
+        except SESSION_LOST as error:
+            self._lose(held, str(error))
+        except IndexerError as error:
+            # Silence is not proof: waits find out whether it still answers.
+            logger.info("epoch %d: keep-alive: %s", held.epoch, error)
+            if held.watch.is_dead():
+                self._lose(held, "the service's process is dead")
+
+    def _lose(self, held: Attachment, reason: str) -> None:
+        with self._condition:
+            if held is self._ready:
+                self._ready = None
+                held.detach(reason)
+                self._ended.append(held)
+            elif held is self._in_use:
+                self._lost_because = reason

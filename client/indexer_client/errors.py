@@ -1,0 +1,62 @@
+"""The service's gRPC errors as typed exceptions."""
+
+import grpc
+
+
+class IndexerError(Exception):
+    """Base. `str` is the service's message: `field: what is wrong (fix: what to do)`."""
+
+
+class InvalidRequest(IndexerError):
+    """INVALID_ARGUMENT: can never be right."""
+
+
+class WrongState(IndexerError):
+    """FAILED_PRECONDITION: right in form, wrong for the present state (a stale epoch, say)."""
+
+
+class LimitExceeded(IndexerError):
+    """RESOURCE_EXHAUSTED: over an agreed limit."""
+
+
+class NotFound(IndexerError):
+    """NOT_FOUND: no such session or region."""
+
+
+class AlreadyExists(IndexerError):
+    """ALREADY_EXISTS: the name is taken."""
+
+
+class LeaseExpired(IndexerError):
+    """UNAUTHENTICATED: the session's lease ran out."""
+
+
+class ServiceUnavailable(IndexerError):
+    """Nobody answers, or not in time."""
+
+
+class AttachRefused(IndexerError):
+    """A session cannot be had for a reason outside the service (no bank, no descriptor socket)."""
+
+
+_BY_CODE: dict[grpc.StatusCode, type[IndexerError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: WrongState,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: LimitExceeded,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.UNAUTHENTICATED: LeaseExpired,
+    grpc.StatusCode.UNAVAILABLE: ServiceUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: ServiceUnavailable,
+    grpc.StatusCode.CANCELLED: ServiceUnavailable,
+}
+
+# The session is gone or will never work again: attach anew.
+SESSION_LOST = (WrongState, NotFound, LeaseExpired)
+
+
+def from_rpc_error(error: grpc.RpcError) -> IndexerError:
+    """The typed form of what a stub raised."""
+    code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+    details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
+    return _BY_CODE.get(code, IndexerError)(details)

@@ -1,0 +1,77 @@
+"""What a step works on, as the engine hands it over."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ipc_handoff.layout import HandoffGeometry
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One forward's requests; decode requests first.
+
+    Attributes:
+        query_start: int32 [R + 1], first row of each request, then the number of rows.
+        seq_lens: int32 [R], tokens of each request after its last row of this step: row j of
+            a request's n rows sees seq_lens - n + 1 + j tokens.
+        block_table: int32 [R, n], pages of each request.
+        rows: query tokens, the last value of query_start as the CPU knows it.
+        decode_requests: the first so many requests have `rows_per_decode` rows each.
+        rows_per_decode: next_n, 1 to 8; 0 if there are no decode requests.
+        max_length: upper bound of seq_lens that needs no device value.
+        exact_seq_lens: seq_lens as the CPU knows them, where it does.
+    """
+
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    rows: int
+    decode_requests: int
+    rows_per_decode: int
+    max_length: int
+    exact_seq_lens: Sequence[int] | None = None
+
+    @property
+    def requests(self) -> int:
+        return len(self.seq_lens)
+
+    def check(self, geometry: HandoffGeometry) -> None:
+        """Raise ValueError, naming the field, unless the step fits into the banks."""
+        width = self.block_table.shape[-1]
+        for name, value, limit in (
+            ("rows", self.rows, geometry.max_rows),
+            ("requests", self.requests, geometry.max_requests),
+            ("block_table", width, geometry.table_width),
+        ):
+            if not 1 <= value <= limit:
+                raise ValueError(f"{name}: {value}, agreed at most {limit} (fix: a smaller step)")
+        for name, tensor, shape in (
+            ("query_start", self.query_start, (self.requests + 1,)),
+            ("seq_lens", self.seq_lens, (self.requests,)),
+            ("block_table", self.block_table, (self.requests, width)),
+        ):
+            if tensor.dtype != torch.int32 or tensor.shape != shape:
+                raise ValueError(
+                    f"{name}: {tensor.dtype} {list(tensor.shape)} (fix: int32 {list(shape)})"
+                )
+
+
+class Fallback(Protocol):
+    """Computes one layer inside the worker when no service does.
+
+    Writes the selection, int32 [rows, top_k], into `out`. If it has an attribute
+    `configuration` with a `hash`, only a service with the same hash is attached to, so that
+    both select the same bits.
+    """
+
+    def __call__(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        inputs: StepInputs,
+        out: torch.Tensor,
+    ) -> None: ...

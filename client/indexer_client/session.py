@@ -1,0 +1,162 @@
+"""The worker's session with an indexer service that may come and go."""
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_client.attachment import Attachment, AttachRequest, worker_identity
+from indexer_client.caretaker import Caretaker
+from indexer_client.errors import IndexerError, ServiceUnavailable
+from indexer_client.inputs import Fallback, StepInputs
+from indexer_client.settings import ClientSettings
+from indexer_client.statistics import Statistics
+from indexer_client.step import Step
+from ipc_handoff.banks import BankPool
+from ipc_handoff.layout import STAMPED_STEPS, HandoffGeometry
+from ipc_handoff.regions import SharedTensor
+from ipc_handoff.stages import WORKER_STAGES
+from ipc_handoff.stamps import StampRing
+from ipc_handoff.tracing import Tracing
+from ipc_handoff.tracing import start as start_tracing
+
+
+class Session:
+    """Steps whose selections come from the service, or from the fallback while there is none.
+
+    A session never fails because of the service: it works inline until one is there, and
+    again after that one is gone. Used by one thread; not after a fork.
+
+    Args:
+        geometry: the indexer's shape and limits.
+        k_caches: layer id -> uint8 [pages, page_size, head_dim + 4] in shared memory.
+        fallback: computes a layer inline.
+        settings: address, bounds; from `DSA_INDEXER_*` by default.
+        engine_name, model: for people and for telling a worker's models apart.
+        tracing: where spans go; by default what the settings say. Closed with the session.
+    """
+
+    def __init__(
+        self,
+        geometry: HandoffGeometry,
+        k_caches: Mapping[int, SharedTensor],
+        fallback: Fallback,
+        *,
+        settings: ClientSettings | None = None,
+        engine_name: str = "",
+        model: str = "target",
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.settings = settings or ClientSettings()
+        self.geometry = geometry
+        missing = set(geometry.layers) - set(k_caches)
+        if missing:
+            raise ValueError(f"k_caches: layer {min(missing)} is missing (fix: one a layer)")
+        self._fallback = fallback
+        configuration = getattr(fallback, "configuration", None)
+        self._tracing = tracing or start_tracing(self.settings.tracing)
+        request = AttachRequest(
+            settings=self.settings,
+            worker=worker_identity(str(uuid.uuid4()), model, engine_name),
+            geometry=geometry,
+            k_caches=k_caches,
+            configuration_hash=configuration.hash if configuration is not None else "",
+            tracing=self._tracing,
+        )
+        self._caretaker = Caretaker(request, BankPool(geometry, self.settings.banks))
+        self._private = torch.empty(geometry.max_rows, geometry.top_k, dtype=torch.int32)
+        self._stamps = StampRing.private(STAMPED_STEPS, len(geometry.layers), len(WORKER_STAGES))
+        self._attachment: Attachment | None = None
+        self._steps = 0
+        self._statistics = Statistics()
+        self._owner = os.getpid()
+
+    def __enter__(self) -> Self:
+        self._caretaker.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._check_process()
+        self._caretaker.close(self._attachment)
+        if self._tracing is not None:
+            self._tracing.close()
+
+    @property
+    def statistics(self) -> Statistics:
+        self._statistics.attachments = self._caretaker.attachments
+        return self._statistics
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the attachment that the last step used; None while working inline."""
+        return self._attachment.epoch if self._attachment is not None else None
+
+    @property
+    def last_error(self) -> IndexerError | None:
+        """Why the last attempt to attach failed; None after a success."""
+        return self._caretaker.last_error
+
+    def wait_attached(self, seconds: float) -> None:
+        """Wait until the next step will have a service.
+
+        Raises:
+            IndexerError: why the last attempt failed.
+        """
+        if not self._caretaker.wait_ready(seconds):
+            raise self.last_error or ServiceUnavailable(
+                f"{self.settings.address}: no answer within {seconds} s"
+            )
+
+    def step(self, inputs: StepInputs, layers: Sequence[int] | None = None) -> Step:
+        """Begin the next step; use as a context manager.
+
+        Args:
+            layers: layer ids in the order in which `Step.select` will be called; all by default.
+
+        Raises:
+            ValueError: the step does not fit the agreed geometry.
+        """
+        self._check_process()
+        inputs.check(self.geometry)
+        self._attachment = self._caretaker.exchange(self._attachment)
+        self._steps += 1
+        layers = self.geometry.layers if layers is None else layers
+        trace = None
+        if self._tracing is not None:
+            trace = self._tracing.begin_step({"dsa.step": self._steps, "dsa.rows": inputs.rows})
+        return Step(
+            number=self._steps,
+            inputs=inputs,
+            layers=layers,
+            geometry=self.geometry,
+            attachment=self._attachment,
+            fallback=self._fallback,
+            private=self._private,
+            stamps=self._stamps,
+            statistics=self._statistics,
+            wait_bound=self.settings.wait_bound_seconds,
+            trace=trace,
+            on_end=self._read_reports,
+        )
+
+    def _read_reports(self) -> None:
+        if self._attachment is None:
+            return
+        for report in self._attachment.plans.reports():
+            self._statistics.faulted_rows += report.fault_count
+            self._statistics.rejected_steps += report.status == pb.STEP_STATUS_REJECTED
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                "session: made before a fork (fix: make a new session in this process)"
+            )

@@ -1,0 +1,45 @@
+"""The client's settings, from arguments or `DSA_INDEXER_*` variables."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ipc_handoff.addresses import default_address
+from ipc_handoff.tracing import TraceSettings
+
+
+class ClientSettings(BaseSettings):
+    """Every field can be set by a variable of its name: DSA_INDEXER_ADDRESS and so on."""
+
+    model_config = SettingsConfigDict(env_prefix="DSA_INDEXER_", extra="ignore")
+
+    address: str = Field(
+        default_factory=default_address, description="`unix:PATH` or `host:port` of the service"
+    )
+    engine: str = Field(default="auto", description="wanted engine")
+    signalling: str = Field(
+        default="ring", pattern="^(ring|stream)$", description="how plans travel"
+    )
+    wait_bound_seconds: float = Field(
+        default=1.0,
+        gt=0,
+        description="a wait for an answer ends after so long without progress of the service",
+    )
+    rpc_timeout_seconds: float = Field(default=5.0, gt=0, description="deadline of a call")
+    reattach_seconds: float = Field(
+        default=1.0, gt=0, description="longest pause between attempts to attach"
+    )
+    banks: int = Field(default=2, ge=1, description="banks of staging and answer memory")
+    tls_certificate: Path | None = Field(default=None, description="PEM, for mutual TLS")
+    tls_key: Path | None = Field(default=None, description="PEM, for mutual TLS")
+    tls_server_ca: Path | None = Field(default=None, description="PEM, for mutual TLS")
+    trace_file: Path | None = Field(default=None, description="append spans as JSON lines")
+    trace_console: bool = Field(default=False, description="print spans")
+    trace_ratio: float = Field(default=1.0, ge=0, le=1, description="share of steps traced")
+
+    @property
+    def tracing(self) -> TraceSettings:
+        return TraceSettings(
+            "dsa-indexer-worker", self.trace_file, self.trace_console, self.trace_ratio
+        )

@@ -1,0 +1,238 @@
+"""One step, layer by layer: stage, ring, wait, and hand back exactly once.
+
+The service never writes memory that attention reads: `hand_back` is the only writer of the
+caller's indices, from the answer slot if the answer came, else from a private buffer that the
+fallback filled.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_client.attachment import Attachment
+from indexer_client.errors import IndexerError
+from indexer_client.inputs import Fallback, StepInputs
+from indexer_client.statistics import Statistics
+from indexer_client.telemetry import end_step
+from indexer_client.waiting import WaitEnd, wait_for_answer
+from ipc_handoff.banks import StagingSlot
+from ipc_handoff.layout import HandoffGeometry
+from ipc_handoff.stages import WorkerStage
+from ipc_handoff.stamps import StampRing
+from ipc_handoff.tracing import StepTrace
+
+
+class Source(Enum):
+    """Where a layer's selection came from."""
+
+    SERVICE = "service"
+    INLINE = "inline"
+
+
+class Step:
+    """Made by `Session.step`; a context manager.
+
+    Args:
+        number: of the step.
+        layers: layer ids that will be asked for, in order.
+        private: int32 [max_rows, top_k], where the fallback writes.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        inputs: StepInputs,
+        layers: Sequence[int],
+        geometry: HandoffGeometry,
+        attachment: Attachment | None,
+        fallback: Fallback,
+        private: torch.Tensor,
+        stamps: StampRing,
+        statistics: Statistics,
+        wait_bound: float,
+        trace: StepTrace | None,
+        on_end: Callable[[], None],
+    ) -> None:
+        self.number = number
+        self.inputs = inputs
+        self._geometry = geometry
+        self._ordinals = {layer: i for i, layer in enumerate(geometry.layers)}
+        self._pending = list(layers)
+        self._attachment = attachment
+        self._fallback = fallback
+        self._private = private[: inputs.rows]
+        self._stamps = stamps
+        self._statistics = statistics
+        self._wait_bound = wait_bound
+        self._trace = trace
+        self._on_end = on_end
+        # Turns False when this step's remaining layers must be computed inline.
+        self._remote = attachment is not None
+
+    def __enter__(self) -> Self:
+        self._stamps.begin(self.number)
+        if self._attachment is not None:
+            try:
+                self._attachment.plans.post(self._plan(self._attachment))
+            except IndexerError as error:
+                self._go_inline(f"plan: {error}")
+            else:
+                self._publish(self._attachment)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._statistics.steps += 1
+        self._on_end()
+        if self._trace is not None:
+            self._end_trace(self._trace, error)
+
+    def _end_trace(self, trace: StepTrace, error: BaseException | None) -> None:
+        attachment, lost = self._attachment, None
+        if attachment is not None and attachment.detached_because:
+            # The service will not export this step any more: its stages are read from the
+            # shared block, which outlives it.
+            lost = attachment.bank.control.service_stamps.read(self.number)
+            trace.event("detached", {"dsa.reason": attachment.detached_because})
+        attributes: dict[str, str | int | bool | float] = {
+            "dsa.step": self.number,
+            "dsa.epoch": attachment.epoch if attachment is not None else 0,
+        }
+        times = self._stamps.read(self.number)
+        end_step(trace, self._geometry, attributes, times, lost, error)
+
+    def _plan(self, attachment: Attachment) -> pb.StepPlan:
+        inputs = self.inputs
+        plan = pb.StepPlan(
+            step=self.number,
+            epoch=attachment.epoch,
+            rows=inputs.rows,
+            requests=inputs.requests,
+            decode_requests=inputs.decode_requests,
+            rows_per_decode=inputs.rows_per_decode,
+            layers=self._pending,
+            max_length=inputs.max_length,
+        )
+        if inputs.exact_seq_lens is not None:
+            plan.exact.seq_lens.extend(inputs.exact_seq_lens)
+        if self._trace is not None:
+            plan.trace.CopyFrom(self._trace.context)
+        return plan
+
+    def _slot(self, attachment: Attachment) -> StagingSlot:
+        return attachment.bank.staging[self._geometry.staging.slot_of(self.number)]
+
+    def _publish(self, attachment: Attachment) -> None:
+        """Stage what all layers share, then say so."""
+        slot, inputs = self._slot(attachment), self.inputs
+        slot.query_start[: inputs.requests + 1].copy_(inputs.query_start)
+        slot.seq_lens[: inputs.requests].copy_(inputs.seq_lens)
+        slot.block_table[: inputs.requests, : inputs.block_table.shape[1]].copy_(inputs.block_table)
+        attachment.bells.publish(self.number)
+        attachment.wake_service.ring()
+
+    def select(
+        self, layer: int, q: torch.Tensor, weights: torch.Tensor, *, out: torch.Tensor
+    ) -> Source:
+        """Select this layer's tokens: from the service, or inline if it does not answer.
+
+        Args:
+            layer: the next one of the step's layers.
+            q: e4m3 [rows, heads, head_dim] (float8_e4m3fn or its bytes).
+            weights: float32 [rows, heads].
+            out: int32 [rows, top_k]; request-local indices, -1 at the tail.
+
+        Raises:
+            ValueError: another layer, or a tensor of another shape or dtype.
+        """
+        self._check(layer, q, weights, out)
+        self.stage(layer, q, weights)
+        answered = self.wait(layer)
+        if not answered:
+            self._fallback(layer, q, weights, self.inputs, self._private)
+        return self.hand_back(layer, answered, out)
+
+    def _check(self, layer: int, q: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+        g, rows = self._geometry, self.inputs.rows
+        if not self._pending or layer != self._pending[0]:
+            raise ValueError(f"layer: {layer}, the plan goes on with {self._pending[:1]}")
+        e4m3 = (torch.float8_e4m3fn, torch.uint8)
+        for name, tensor, dtypes, shape in (
+            ("q", q, e4m3, (rows, g.heads, g.head_dim)),
+            ("weights", weights, (torch.float32,), (rows, g.heads)),
+            ("out", out, (torch.int32,), (rows, g.top_k)),
+        ):
+            if tensor.dtype not in dtypes or tensor.shape != shape:
+                raise ValueError(
+                    f"{name}: {tensor.dtype} {list(tensor.shape)} (fix: {dtypes[0]} {list(shape)})"
+                )
+
+    def stage(self, layer: int, q: torch.Tensor, weights: torch.Tensor) -> None:
+        """Put q and weights where the service reads them, then ring."""
+        ordinal = self._ordinals[layer]
+        self._stamp(ordinal, WorkerStage.STAGE_BEGUN)
+        if self._remote and self._attachment is not None:
+            slot, rows = self._slot(self._attachment), self.inputs.rows
+            slot.q[:rows].view(torch.uint8).copy_(q.view(torch.uint8))
+            slot.weights[:rows].copy_(weights)
+            self._attachment.bells.request(ordinal, self.number)
+            self._attachment.wake_service.ring()
+        self._stamp(ordinal, WorkerStage.REQUEST_RUNG)
+
+    def wait(self, layer: int) -> bool:
+        """Wait for the answer, within the bound; False: compute the layer inline."""
+        ordinal = self._ordinals[layer]
+        if self._remote and self._attachment is not None:
+            end = wait_for_answer(self._attachment, ordinal, self.number, self._wait_bound)
+            if end is WaitEnd.CANCELLED:
+                # The service is well and says that it touches nothing of this step any more.
+                self._remote = False
+                self._statistics.cancelled_steps += 1
+            elif end is not WaitEnd.ANSWERED:
+                self._go_inline(f"step {self.number}, layer {layer}: {end.value}")
+        self._stamp(ordinal, WorkerStage.WAIT_ENDED)
+        return self._remote
+
+    def hand_back(self, layer: int, answered: bool, out: torch.Tensor) -> Source:
+        """Write the selection into `out`: the only place that does."""
+        self._pending.remove(layer)
+        if answered and self._attachment is not None:
+            slot = self._geometry.answers.slot_of(self.number)
+            out.copy_(self._attachment.bank.answers[slot][: self.inputs.rows])
+            self._statistics.answered_layers += 1
+        else:
+            out.copy_(self._private)
+            self._statistics.inline_layers += 1
+        self._stamp(self._ordinals[layer], WorkerStage.HANDED_BACK)
+        return Source.SERVICE if answered else Source.INLINE
+
+    @property
+    def trace_id(self) -> str:
+        """Hexadecimal; empty if the step is not traced."""
+        return self._trace.trace_id if self._trace is not None else ""
+
+    @contextmanager
+    def attending(self, layer: int) -> Iterator[None]:
+        """Stamp the attention that uses this layer's selection."""
+        self._stamp(self._ordinals[layer], WorkerStage.ATTEND_BEGUN)
+        yield
+        self._stamp(self._ordinals[layer], WorkerStage.ATTENDED)
+
+    def _stamp(self, ordinal: int, stage: WorkerStage) -> None:
+        self._stamps.stamp(self.number, ordinal, stage)
+
+    def _go_inline(self, reason: str) -> None:
+        self._remote = False
+        self._statistics.detachments += 1
+        if self._attachment is not None:
+            self._attachment.detach(reason)

@@ -1,0 +1,205 @@
+"""OpenTelemetry, reached from here only.
+
+Both sides turn their stage stamps into spans of one trace a step, after the step, off the hot
+path. Standard `OTEL_*` variables choose OTLP; otherwise a file of JSON lines or the console.
+With nothing chosen `start` returns None, and callers do nothing but test for it.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from opentelemetry import context as otel_context
+from opentelemetry import propagate, trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    ConsoleSpanExporter,
+    SpanExporter,
+)
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from ipc_handoff.stages import STEP_SPAN, StageSpan
+
+Times = Sequence[Sequence[int]]
+Attributes = Mapping[str, str | int | bool | float]
+
+_OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_EXPORT_EVERY_MS = 200
+_QUEUED_SPANS = 65536
+
+
+@dataclass(frozen=True)
+class TraceSettings:
+    """Where spans go. `ratio`: share of steps that a worker traces."""
+
+    service_name: str
+    file: Path | None = None
+    console: bool = False
+    ratio: float = 1.0
+
+
+def start(settings: TraceSettings) -> "Tracing | None":
+    """Tracing as the settings and the `OTEL_*` variables want it; None: off."""
+    exporters: list[SpanExporter] = []
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    wants_otlp = "otlp" in os.environ.get("OTEL_TRACES_EXPORTER", "")
+    if wants_otlp or any(os.environ.get(name) for name in _OTLP_VARIABLES):
+        exporters.append(OTLPSpanExporter())
+    if settings.file is not None:
+        # One line a write, appended: both processes may share the file.
+        lines = settings.file.open("a", buffering=1)
+        exporters.append(ConsoleSpanExporter(out=lines, formatter=_json_line))
+    if settings.console:
+        exporters.append(ConsoleSpanExporter())
+    return Tracing(settings, exporters) if exporters else None
+
+
+def _json_line(span: ReadableSpan) -> str:
+    return f"{span.to_json(indent=None)}\n"
+
+
+class Tracing:
+    """A tracer of our own: the host's global provider is left alone.
+
+    Args:
+        exporters: where spans go.
+    """
+
+    def __init__(self, settings: TraceSettings, exporters: Iterable[SpanExporter]) -> None:
+        self._provider = TracerProvider(
+            resource=Resource.create(
+                {"service.name": settings.service_name, "process.pid": os.getpid()}
+            ),
+            sampler=ParentBased(TraceIdRatioBased(settings.ratio)),
+            shutdown_on_exit=False,
+        )
+        for exporter in exporters:
+            self._provider.add_span_processor(
+                BatchSpanProcessor(
+                    exporter,
+                    max_queue_size=_QUEUED_SPANS,
+                    schedule_delay_millis=_EXPORT_EVERY_MS,
+                )
+            )
+        self._tracer = self._provider.get_tracer("dsa-indexer")
+
+    def begin_step(self, attributes: Attributes) -> "StepTrace | None":
+        """The worker's span of a step; None if this step is not sampled."""
+        span = self._tracer.start_span(STEP_SPAN, attributes=attributes)
+        return StepTrace(self, span) if span.is_recording() else None
+
+    def stage_spans(
+        self,
+        parent: otel_context.Context,
+        spans: Sequence[StageSpan],
+        times: Times,
+        layers: Sequence[int],
+        attributes: Attributes,
+        *,
+        incomplete: bool = False,
+    ) -> None:
+        """Spans of every stage that has begun, from one side's stamps of a step.
+
+        Args:
+            times: [layer ordinal][stage] ns; 0: not reached.
+            incomplete: they are exported in the place of a side that cannot any more.
+        """
+        for layer, stamps in zip(layers, times, strict=True):
+            for stage in spans:
+                if not stamps[stage.begin]:
+                    continue
+                own: dict[str, str | int | bool | float] = {**attributes, "dsa.layer": layer}
+                if incomplete:
+                    own["dsa.incomplete"] = True
+                span = self._tracer.start_span(
+                    stage.name, parent, attributes=own, start_time=stamps[stage.begin]
+                )
+                if not stamps[stage.end]:
+                    span.set_status(Status(StatusCode.ERROR, "never ended"))
+                span.end(stamps[stage.end] or time.time_ns())
+
+    def service_stages(
+        self,
+        plan: pb.StepPlan,
+        spans: Sequence[StageSpan],
+        times: Times,
+        layers: Sequence[int],
+        attributes: Attributes,
+    ) -> None:
+        """As `stage_spans`, under the step span that the plan names."""
+        remote = SpanContext(
+            int.from_bytes(plan.trace.trace_id, "big"),
+            int.from_bytes(plan.trace.span_id, "big"),
+            is_remote=True,
+            trace_flags=trace.TraceFlags(plan.trace.flags),
+        )
+        parent = trace.set_span_in_context(NonRecordingSpan(remote), otel_context.Context())
+        self.stage_spans(parent, spans, times, layers, attributes)
+
+    @contextmanager
+    def client_call(self, method: str) -> Iterator[list[tuple[str, str]]]:
+        """Span around an rpc; yields the metadata that carries its context."""
+        with self._tracer.start_as_current_span(method, kind=SpanKind.CLIENT):
+            carrier: dict[str, str] = {}
+            propagate.inject(carrier)
+            yield list(carrier.items())
+
+    @contextmanager
+    def server_call(self, method: str, metadata: Mapping[str, str]) -> Iterator[None]:
+        """Span around the handling of an rpc, child of the caller's."""
+        parent = propagate.extract(metadata)
+        with self._tracer.start_as_current_span(method, parent, kind=SpanKind.SERVER):
+            yield
+
+    def close(self) -> None:
+        """Export what is queued, then stop."""
+        self._provider.shutdown()
+
+
+class StepTrace:
+    """The worker's part of one step's trace."""
+
+    def __init__(self, tracing: Tracing, span: Span) -> None:
+        self._tracing = tracing
+        self._span = span
+        context = span.get_span_context()
+        self.context = pb.TraceContext(
+            trace_id=context.trace_id.to_bytes(16, "big"),
+            span_id=context.span_id.to_bytes(8, "big"),
+            flags=int(context.trace_flags),
+        )
+
+    @property
+    def trace_id(self) -> str:
+        return self.context.trace_id.hex()
+
+    def stages(
+        self,
+        spans: Sequence[StageSpan],
+        times: Times,
+        layers: Sequence[int],
+        attributes: Attributes,
+        *,
+        incomplete: bool = False,
+    ) -> None:
+        """See `Tracing.stage_spans`."""
+        parent = trace.set_span_in_context(self._span)
+        self._tracing.stage_spans(parent, spans, times, layers, attributes, incomplete=incomplete)
+
+    def event(self, name: str, attributes: Attributes) -> None:
+        self._span.add_event(name, attributes)
+
+    def end(self, error: BaseException | None = None) -> None:
+        if error is not None:
+            self._span.record_exception(error)
+            self._span.set_status(Status(StatusCode.ERROR, repr(error)))
+        self._span.end()
