@@ -1,0 +1,441 @@
+"""The step ring in one process: against a model, and in every state a reader can see."""
+
+import itertools
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ipc_handoff import ring
+from ipc_handoff.errors import RingFull, RingLapped
+from ipc_handoff.ring import RingConsumer, RingProducer
+from ipc_handoff.words import WORD_MAX
+
+CAPACITY, SLOT = 4, 64
+HEAD = 16
+FIRST = SLOT  # Where the slot of message 1 begins: messages count from 1, slots from 0.
+PAYLOAD = SLOT - HEAD
+
+payloads = st.binary(max_size=PAYLOAD)
+
+
+class Memory:
+    """The bytes of one ring and both ends of it."""
+
+    def __init__(self, capacity: int = CAPACITY, slot: int = SLOT) -> None:
+        self.slots = bytearray(capacity * slot)
+        self.consumed = bytearray(64)
+        self.producer = RingProducer(memoryview(self.slots), memoryview(self.consumed), slot)
+        self.consumer = RingConsumer(memoryview(self.slots), memoryview(self.consumed), slot)
+
+    def claim_consumed(self, count: int) -> None:
+        self.consumed[:8] = count.to_bytes(8, "little")
+
+
+class RingAgainstModel(RuleBasedStateMachine):
+    """What was posted is taken once, in order, unless the consumer's word lied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = Memory()
+        self.posted: list[bytes] = []
+        self.taken = 0
+        self.word = 0
+
+    @rule(payload=payloads)
+    def post(self, payload: bytes) -> None:
+        if 0 <= len(self.posted) - self.word < CAPACITY:
+            self.memory.producer.post(payload)
+            self.posted.append(payload)
+        else:
+            with pytest.raises(RingFull):
+                self.memory.producer.post(payload)
+
+    @rule(extra=st.integers(1, 10))
+    def post_too_much(self, extra: int) -> None:
+        with pytest.raises(ValueError, match="a slot holds 48"):
+            self.memory.producer.post(bytes(PAYLOAD + extra))
+
+    @rule()
+    def take(self) -> None:
+        if len(self.posted) > self.taken + CAPACITY:
+            with pytest.raises(RingLapped):
+                self.memory.consumer.take()
+        elif len(self.posted) > self.taken:
+            assert self.memory.consumer.take() == self.posted[self.taken]
+            self.taken += 1
+            self.word = self.taken
+        else:
+            assert self.memory.consumer.take() is None
+
+    @rule(word=st.one_of(st.integers(0, 30), st.just(WORD_MAX)))
+    def write_nonsense_into_the_consumed_word(self, word: int) -> None:
+        self.memory.claim_consumed(word)
+        self.word = word
+
+    @invariant()
+    def consumed_word_is_the_consumers(self) -> None:
+        assert int.from_bytes(self.memory.consumed[:8], "little") == self.word
+
+
+TestRingAgainstModel = RingAgainstModel.TestCase
+
+
+# The checksum.
+
+
+def take_or_nothing(consumer: RingConsumer) -> bytes | None:
+    try:
+        return consumer.take()
+    except RingLapped:
+        return None
+
+
+@given(payloads, st.integers(0, SLOT - 1), st.integers(1, 255))
+def test_a_corrupt_byte_is_never_delivered(payload: bytes, position: int, flip: int) -> None:
+    memory = Memory()
+    memory.producer.post(payload)
+    memory.slots[FIRST + position] ^= flip
+    got = take_or_nothing(memory.consumer)
+    assert got == (payload if position >= HEAD + len(payload) else None)
+
+
+@given(payloads, st.lists(st.tuples(st.integers(0, SLOT - 1), st.integers(0, 255)), max_size=8))
+def test_many_corrupt_bytes_are_never_delivered(
+    payload: bytes, writes: list[tuple[int, int]]
+) -> None:
+    memory = Memory()
+    memory.producer.post(payload)
+    for position, value in writes:
+        memory.slots[FIRST + position] = value
+    assert take_or_nothing(memory.consumer) in (None, payload)
+
+
+@given(st.binary(max_size=CAPACITY * SLOT))
+def test_garbage_is_never_delivered(garbage: bytes) -> None:
+    memory = Memory()
+    memory.slots[: len(garbage)] = garbage
+    assert take_or_nothing(memory.consumer) is None
+
+
+def test_planted_reader_without_checksum_delivers_a_corrupt_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ring, "_checksum", lambda sequence, payload: 0)
+    memory = Memory()
+    memory.producer.post(b"right")
+    memory.slots[FIRST + HEAD] ^= 1
+    assert memory.consumer.take() == b"sight"
+
+
+@pytest.mark.parametrize("covered", ["payload", "sequence", "length"])
+def test_checksum_covers(covered: str) -> None:
+    base = ring._checksum(7, b"abc")
+    other = {
+        "payload": ring._checksum(7, b"abd"),
+        "sequence": ring._checksum(8, b"abc"),
+        "length": ring._checksum(7, b"abc\0"),
+    }
+    assert base != other[covered]
+
+
+def test_planted_checksum_of_the_payload_alone_accepts_an_old_message_as_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pass_off_the_first_message_as_the_fifth() -> bytes | None:
+        memory = Memory()
+        for number in range(1, CAPACITY + 1):
+            memory.producer.post(b"message %d" % number)
+            memory.consumer.take()
+        memory.slots[FIRST] = CAPACITY + 1
+        return memory.consumer.take()
+
+    assert pass_off_the_first_message_as_the_fifth() is None
+    monkeypatch.setattr(ring, "_checksum", lambda sequence, payload: zlib.crc32(payload))
+    assert pass_off_the_first_message_as_the_fifth() == b"message 1"
+
+
+# Every state in which a reader can see a slot while it is written.
+
+
+class RecordedSlot:
+    """Stands for a slot of a producer; keeps the stores in program order."""
+
+    def __init__(self, stores: list[tuple[int, bytes]]) -> None:
+        self.stores = stores
+
+    def __setitem__(self, where: slice, data: bytes) -> None:
+        self.stores.append((where.start, bytes(data)))
+
+
+class RecordedSequence:
+    def __init__(self, stores: list[tuple[int, bytes]]) -> None:
+        self.stores = stores
+
+    def store(self, value: int) -> None:
+        self.stores.append((0, value.to_bytes(8, "little")))
+
+
+def stores_of(producer: RingProducer, payload: bytes) -> list[tuple[int, bytes]]:
+    """What `post` stores into a slot: (offset, bytes) in program order."""
+    stores: list[tuple[int, bytes]] = []
+    broken: Any = producer
+    broken._slots = [RecordedSlot(stores)] * producer.capacity
+    broken._sequences = [RecordedSequence(stores)] * producer.capacity
+    producer.post(payload)
+    return stores
+
+
+class SequenceFirst(RingProducer):
+    """Planted: announces the message before it is written."""
+
+    def post(self, payload: bytes) -> None:
+        sequence = self._posted + 1
+        slot, word = self._slot(sequence)
+        word.store(sequence)
+        slot[HEAD : HEAD + len(payload)] = payload
+        head = len(payload).to_bytes(4, "little")
+        slot[8:HEAD] = head + ring._checksum(sequence, payload).to_bytes(4, "little")
+        self._posted = sequence
+
+
+class WithoutReset(RingProducer):
+    """Planted: leaves the old sequence standing over the new payload."""
+
+    def post(self, payload: bytes) -> None:
+        sequence = self._posted + 1
+        slot, word = self._slot(sequence)
+        slot[HEAD : HEAD + len(payload)] = payload
+        head = len(payload).to_bytes(4, "little")
+        slot[8:HEAD] = head + ring._checksum(sequence, payload).to_bytes(4, "little")
+        word.store(sequence)
+        self._posted = sequence
+
+
+OLD, NEW = b"old message", b"new message"
+
+
+def states(make: Callable[..., RingProducer], *, any_order: bool) -> list[bytes]:
+    """A slot holding message 1, in every state while message CAPACITY + 1 is written into it.
+
+    Args:
+        any_order: any part of the stores may be visible (no order between them); else they
+            become visible in program order.
+    """
+    memory = Memory()
+    memory.producer.post(OLD)
+    before = bytes(memory.slots[FIRST : FIRST + SLOT])
+    writer = make(memoryview(bytearray(CAPACITY * SLOT)), memoryview(bytearray(64)), SLOT)
+    for _ in range(CAPACITY):
+        writer.post(OLD)
+        writer._consumed.store(writer._posted)
+    stores = stores_of(writer, NEW)
+    visible: list[tuple[tuple[int, bytes], ...]]
+    if any_order:
+        visible = [
+            order
+            for count in range(len(stores) + 1)
+            for order in itertools.permutations(stores, count)
+        ]
+    else:
+        visible = [tuple(stores[:count]) for count in range(len(stores) + 1)]
+    result = []
+    for order in visible:
+        slot = bytearray(before)
+        for offset, data in order:
+            slot[offset : offset + len(data)] = data
+        result.append(bytes(slot))
+    return list(dict.fromkeys(result))
+
+
+class ChangingSlot:
+    """A consumer's slot whose payload is read in a later state than its head."""
+
+    def __init__(self, at_head: bytes, at_payload: bytes) -> None:
+        self.at_head, self.at_payload = at_head, at_payload
+
+    def __getitem__(self, where: slice) -> bytes:
+        return (self.at_head if where.start is None else self.at_payload)[where]
+
+
+class FixedSequence:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def load(self) -> int:
+        return self.value
+
+
+def deliveries(slot_states: list[bytes], expecting: int) -> set[bytes]:
+    """Everything a consumer that waits for message `expecting` can be given."""
+    delivered = set()
+    for at_word, at_head, at_payload in itertools.product(slot_states, repeat=3):
+        memory = Memory()
+        consumer: Any = memory.consumer
+        consumer._taken = expecting - 1
+        index = expecting % CAPACITY
+        consumer._slots[index] = ChangingSlot(at_head, at_payload)
+        consumer._sequences[index] = FixedSequence(int.from_bytes(at_word[:8], "little"))
+        got = take_or_nothing(memory.consumer)
+        if got is not None:
+            delivered.add(got)
+    return delivered
+
+
+def test_stores_are_made_in_the_documented_order() -> None:
+    memory = Memory()
+    stores = stores_of(memory.producer, b"x" * 5)
+    assert [offset for offset, _ in stores] == [0, HEAD, 8, 0]
+    assert stores[0][1] == bytes(8)
+    assert stores[-1][1] == (1).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("make", [RingProducer, SequenceFirst, WithoutReset])
+def test_no_order_of_stores_and_loads_delivers_a_torn_message(
+    make: Callable[..., RingProducer],
+) -> None:
+    """The checksum alone suffices, as it must where stores have no order (Arm)."""
+    seen = states(make, any_order=True)
+    assert deliveries(seen, expecting=CAPACITY + 1) == {NEW}
+    assert deliveries(seen, expecting=1) == {OLD}
+
+
+def in_order_deliveries(make: Callable[..., RingProducer], expecting: int) -> set[bytes]:
+    """As `deliveries`, with stores in order and a message that is read at once."""
+    result = set()
+    for state in states(make, any_order=False):
+        result |= deliveries([state], expecting)
+    return result
+
+
+def test_order_and_reset_suffice_where_the_checksum_sees_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ring, "_checksum", lambda sequence, payload: 0)
+    assert in_order_deliveries(RingProducer, CAPACITY + 1) == {NEW}
+    assert in_order_deliveries(RingProducer, 1) == {OLD}
+
+
+def test_planted_sequence_before_payload_delivers_the_old_payload_as_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ring, "_checksum", lambda sequence, payload: 0)
+    assert in_order_deliveries(SequenceFirst, CAPACITY + 1) == {OLD, NEW}
+
+
+def test_planted_producer_without_reset_delivers_the_new_payload_as_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ring, "_checksum", lambda sequence, payload: 0)
+    assert in_order_deliveries(WithoutReset, 1) == {OLD, NEW}
+
+
+def test_planted_reader_without_checksum_is_given_torn_messages_when_stores_have_no_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ring, "_checksum", lambda sequence, payload: 0)
+    assert deliveries(states(RingProducer, any_order=True), CAPACITY + 1) >= {OLD, NEW}
+
+
+# Borders.
+
+
+@pytest.mark.parametrize("size", [0, 1, PAYLOAD - 1, PAYLOAD])
+def test_messages_up_to_the_slots_size_pass(size: int) -> None:
+    memory = Memory()
+    for number in range(3 * CAPACITY):
+        memory.producer.post(bytes([number]) * size)
+        assert memory.consumer.take() == bytes([number]) * size
+
+
+def test_a_refused_message_leaves_the_ring_as_it_was() -> None:
+    memory = Memory()
+    memory.producer.post(b"first")
+    before = bytes(memory.slots)
+    with pytest.raises(ValueError, match="message of 49 bytes; a slot holds 48"):
+        memory.producer.post(bytes(PAYLOAD + 1))
+    assert bytes(memory.slots) == before
+    memory.producer.post(b"second")
+    assert [memory.consumer.take(), memory.consumer.take()] == [b"first", b"second"]
+
+
+def test_a_full_ring_refuses_at_once_and_keeps_what_is_unread() -> None:
+    memory = Memory()
+    for number in range(CAPACITY):
+        memory.producer.post(b"%d" % number)
+    before = bytes(memory.slots)
+    with pytest.raises(RingFull, match="4 messages are unread"):
+        memory.producer.post(b"one too many")
+    assert bytes(memory.slots) == before
+    assert [memory.consumer.take() for _ in range(CAPACITY + 1)] == [b"0", b"1", b"2", b"3", None]
+    memory.producer.post(b"room again")
+    assert memory.consumer.take() == b"room again"
+
+
+class NeverFull(RingProducer):
+    """Planted: does not look whether there is room."""
+
+    def post(self, payload: bytes) -> None:
+        self._consumed.store(self._posted)
+        super().post(payload)
+
+
+def test_planted_producer_that_overruns_is_detected_by_the_consumer() -> None:
+    memory = Memory()
+    producer = NeverFull(memoryview(memory.slots), memoryview(memory.consumed), SLOT)
+    for number in range(CAPACITY + 1):
+        producer.post(b"%d" % number)
+    with pytest.raises(RingLapped, match="message 1 was overwritten by 5"):
+        memory.consumer.take()
+
+
+class WaitsForMore(RingConsumer):
+    """Planted: takes `>=` for `==` and so the newer message for the older."""
+
+    def take(self) -> bytes | None:
+        slot, word = self._slot(self._taken + 1)
+        if word.load() < self._taken + 1:
+            return None
+        self._taken += 1
+        return bytes(slot[HEAD : HEAD + int.from_bytes(slot[8:12], "little")])
+
+
+def test_planted_consumer_that_tests_at_least_takes_another_message() -> None:
+    memory = Memory()
+    consumer = WaitsForMore(memoryview(memory.slots), memoryview(memory.consumed), SLOT)
+    producer = NeverFull(memoryview(memory.slots), memoryview(memory.consumed), SLOT)
+    for number in range(CAPACITY + 1):
+        producer.post(b"%d" % number)
+    assert consumer.take() == b"4"
+
+
+@pytest.mark.parametrize("word", [2, 1000, WORD_MAX])
+def test_a_consumed_word_ahead_of_the_producer_detaches(word: int) -> None:
+    memory = Memory()
+    memory.producer.post(b"only")
+    memory.claim_consumed(word)
+    with pytest.raises(RingFull):
+        memory.producer.post(b"next")
+
+
+def test_an_unreadable_slot_is_asked_for_again_and_not_skipped() -> None:
+    memory = Memory()
+    memory.producer.post(b"first")
+    memory.producer.post(b"second")
+    memory.slots[FIRST + HEAD] ^= 0xFF
+    assert [memory.consumer.take() for _ in range(3)] == [None, None, None]
+    memory.slots[FIRST + HEAD] ^= 0xFF
+    assert [memory.consumer.take(), memory.consumer.take()] == [b"first", b"second"]
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 9), st.integers(1, 40))
+def test_sequences_go_on_over_many_turns_of_any_capacity(capacity: int, turns: int) -> None:
+    memory = Memory(capacity)
+    for number in range(capacity * turns):
+        memory.producer.post(b"%d" % number)
+        assert memory.consumer.take() == b"%d" % number
