@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from ipc_handoff.layout import stamp_block_bytes
-from ipc_handoff.words import WORD_BYTES, Words
+from ipc_handoff.words import WORD_BYTES, Words, fence
 
 
 class StampRing:
@@ -40,6 +40,7 @@ class StampRing:
         """Take the block of `step`; whatever stood there is gone."""
         index = step % len(self._bodies)
         self._generations[index].store(0)
+        fence()  # A reader that sees anything of this step sees the generation gone.
         self._bodies[index][:] = self._blank
         self._generations[index].store(step)
 
@@ -53,6 +54,7 @@ class StampRing:
         index = step % len(self._bodies)
         before = self._generations[index].load()
         cells = self._bodies[index][: self._cells].tolist()
+        fence()  # The second look comes after the copy.
         if before != step or self._generations[index].load() != step:
             self.lost += 1
             return None

@@ -3,7 +3,7 @@
 Every shared word has one writer. CPython stores and loads an aligned 64-bit word of a
 `memoryview` in one machine instruction, so a word is never torn; what differs between
 processors is the order in which stores become visible. x86-64 keeps the order of stores
-and the order of loads by itself. Elsewhere (Arm) `_fence` brings order.
+and the order of loads by itself. Elsewhere (Arm) `fence` brings order.
 """
 
 import platform
@@ -16,7 +16,7 @@ WORD_BYTES = 8
 WORD_MAX = 2**64 - 1
 
 
-def _fence() -> None:
+def fence() -> None:
     """Order everything before against everything after, on weakly ordered processors.
 
     Python has no fence of its own. Unlocking releases and locking acquires, and the second
@@ -51,10 +51,10 @@ class Words:
     def load(self, index: int = 0) -> int:
         """Read a word; whatever its writer stored before it can be read afterwards."""
         value = self._words[index * self._step]
-        _fence()
+        fence()
         return value
 
     def store(self, value: int, index: int = 0) -> None:
         """Write a word after everything stored before has become visible."""
-        _fence()
+        fence()
         self._words[index * self._step] = value
