@@ -28,6 +28,7 @@ class StampRing:
         self._bodies = [block[WORD_BYTES:].cast("Q") for block in blocks]
         self._cells, self._stages = layers * stages, stages
         self._blank = memoryview(bytes(size - WORD_BYTES)).cast("Q")
+        self._begun = [0] * len(blocks)  # By this end, if it is the writer's.
         self.lost = 0
 
     @classmethod
@@ -39,15 +40,21 @@ class StampRing:
     def begin(self, step: int) -> None:
         """Take the block of `step`; whatever stood there is gone."""
         index = step % len(self._bodies)
+        self._begun[index] = step
         self._generations[index].store(0)
         fence()  # A reader that sees anything of this step sees the generation gone.
         self._bodies[index][:] = self._blank
         self._generations[index].store(step)
 
     def stamp(self, step: int, layer: int, stage: int, at: int | None = None) -> None:
-        """Write the time at which `stage` of layer ordinal `layer` ended; now by default."""
-        cell = layer * self._stages + stage
-        self._bodies[step % len(self._bodies)][cell] = time.time_ns() if at is None else at
+        """Write the time at which `stage` of layer ordinal `layer` ended; now by default.
+
+        Nothing is written once another step took the block.
+        """
+        index = step % len(self._bodies)
+        if self._begun[index] == step:
+            cell = layer * self._stages + stage
+            self._bodies[index][cell] = time.time_ns() if at is None else at
 
     def read(self, step: int) -> Sequence[Sequence[int]] | None:
         """Times [layers][stages] of a step, or None (and counted) if they were overwritten."""
