@@ -170,10 +170,8 @@ def select_step(
             continue
         one = slice(request, request + 1)
         keys, scales = gather(k_cache, block_table[one], lengths[one], impl=impl)
-        count = starts[request + 1] - starts[request]
-        seen = lengths[one] - count + 1 + torch.arange(
-            begin - starts[request], end - starts[request], dtype=torch.int32, device=device
-        )  # fmt: skip
+        row = torch.arange(begin, end, device=device)  # 64 bit: the offsets may be garbage
+        seen = (row + lengths[one] + (1 - starts[request + 1])).clamp_min(0).to(torch.int32)
         indexer.select_ragged(
             q[begin:end], keys, scales, weights[begin:end], torch.zeros_like(seen), seen, k,
             out=out[begin:end], workspace=workspace, on_stage=on_stage, impl=impl,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def e4m3(codes: Tensor) -> np.ndarray:
-    """e4m3 bytes -> float64, from the format's definition (bias 7, no infinity, NaN = S.1111.111)."""
+    """e4m3 bytes -> float64 by the format's definition: bias 7, no infinity, NaN = S.1111.111."""
     bits = codes.view(torch.uint8).numpy().astype(np.int64)
     exponent, mantissa = (bits >> 3) & 15, bits & 7
     magnitude = np.where(

@@ -91,9 +91,7 @@ def test_prefill_keys_in_pages_score_the_same_bits(recording: Recording) -> None
         rows.q[first].unsqueeze(1), cache, rows.weights[first], rows.row_end[first],
         table.expand(int(first.sum()), -1), len(rows.k),
     )  # fmt: skip
-    ragged = mqa_logits.ragged(
-        rows.q, values, gathered, rows.weights, rows.row_start, rows.row_end
-    )
+    ragged = mqa_logits.ragged(rows.q, values, gathered, rows.weights, rows.row_start, rows.row_end)
     assert torch.equal(paged, ragged[first])
 
 
@@ -111,7 +109,10 @@ def test_planted_selection_shifted_by_one_is_noticed(recording: Recording) -> No
     chosen = recording.attention.topk_indices
     shifted = torch.where(chosen > 0, chosen - 1, chosen)
     assert not same_sets(shifted, chosen)
-    assert relative_error(attend(recording, shifted), recording.attention.out) > 10 * ATTENTION_TOLERANCE
+    assert (
+        relative_error(attend(recording, shifted), recording.attention.out)
+        > 10 * ATTENTION_TOLERANCE
+    )
 
 
 def test_planted_rows_swapped_are_noticed(recording: Recording) -> None:

@@ -23,9 +23,7 @@ def test_paged_scores_equal_float64_loops(next_n: int, heads: int, dim: int, pag
     case = inputs.paged(lengths, next_n=next_n, heads=heads, dim=dim, page=page)
     ours = mqa_logits.paged(*case.tensors, 110)
     for request, length in enumerate(lengths):
-        keys, scales = naive.request_keys(
-            case.k_cache, case.block_table[request].tolist(), length
-        )
+        keys, scales = naive.request_keys(case.k_cache, case.block_table[request].tolist(), length)
         rows = slice(request * next_n, (request + 1) * next_n)
         theirs = naive.scores(case.q[request], keys, scales, case.weights[rows])
         for j in range(next_n):
@@ -141,9 +139,7 @@ def test_every_code_in_a_key_scores_its_own_value_and_nan_spoils_that_key_alone(
     ours = mqa_logits.ragged(*case.tensors)
     theirs = torch.from_numpy(naive.scores(case.q, case.k, case.k_scale, case.weights))
     assert {code for code in EVERY_CODE if ours[0, code].isnan()} == NAN_CODES
-    torch.testing.assert_close(
-        ours[0].double(), theirs[0], rtol=1e-7, atol=1e-4, equal_nan=True
-    )
+    torch.testing.assert_close(ours[0].double(), theirs[0], rtol=1e-7, atol=1e-4, equal_nan=True)
     assert torch.isneginf(ours[1, 250:]).all()  # a NaN outside the bounds is hidden too
 
 

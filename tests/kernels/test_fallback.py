@@ -1,0 +1,78 @@
+"""InlineSelector: the worker's own indexer selects what the service selects."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_worker.fallback import InlineSelector
+from indexer_service.kernels.configuration import configuration
+from indexer_service.kernels.step import RowFault, select_step
+from tests.recording import TOP_K, Recording
+
+
+@dataclass(frozen=True)
+class Inputs:
+    query_start: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    decode_requests: int
+    rows_per_decode: int
+    max_length: int
+
+
+@pytest.fixture
+def inputs(recording: Recording) -> Inputs:
+    return Inputs(
+        query_start=torch.tensor([0, 1, 2], dtype=torch.int32),
+        seq_lens=recording.decode.seq_lens.flatten(),
+        block_table=recording.decode.block_table,
+        decode_requests=2,
+        rows_per_decode=1,
+        max_length=2503,
+    )
+
+
+def select(selector: InlineSelector, recording: Recording, inputs: Inputs) -> Tensor:
+    out = torch.full((2, TOP_K), 77, dtype=torch.int32)
+    selector(4, recording.decode.q.squeeze(1), recording.decode.weights, inputs, out)
+    return out
+
+
+def test_the_bits_are_those_of_select_step(recording: Recording, inputs: Inputs) -> None:
+    selector = InlineSelector({4: recording.decode.k_cache}, TOP_K, workspace=1 << 20)
+    expected = torch.full((2, TOP_K), 77, dtype=torch.int32)
+    select_step(
+        recording.decode.q.squeeze(1), recording.decode.weights, recording.decode.k_cache,
+        inputs.query_start, inputs.seq_lens, inputs.block_table, TOP_K,
+        decode_requests=2, rows_per_decode=1, out=expected,
+    )  # fmt: skip
+    ours = select(selector, recording, inputs)
+    assert torch.equal(ours, expected)
+    theirs = recording.attention.topk_indices
+    assert [set(row) for row in ours.tolist()] == [set(row) for row in theirs.tolist()]
+
+
+def test_a_bad_request_answers_minus_one_and_is_told(recording: Recording, inputs: Inputs) -> None:
+    told: list[tuple[int, list[RowFault]]] = []
+    selector = InlineSelector(
+        {4: recording.decode.k_cache}, TOP_K, on_faults=lambda *fault: told.append(fault)
+    )
+    expected = select(selector, recording, inputs)
+    assert told == []
+    ours = select(selector, recording, replace(inputs, max_length=1000))
+    assert torch.equal(ours[0], expected[0])
+    assert (ours[1] == -1).all()
+    assert told == [(4, [RowFault(1, "length_out_of_bounds", 1000, 2503)])]
+
+
+def test_an_unknown_layer_is_named(recording: Recording, inputs: Inputs) -> None:
+    selector = InlineSelector({5: recording.decode.k_cache}, TOP_K)
+    with pytest.raises(ValueError, match=r"^layer: 4 has no K cache \(fix: one of: 5\)$"):
+        select(selector, recording, inputs)
+
+
+def test_the_configuration_is_the_references(recording: Recording) -> None:
+    selector = InlineSelector({4: recording.decode.k_cache}, TOP_K)
+    assert selector.configuration == configuration("cpu-reference")
