@@ -6,7 +6,7 @@ the hot path) and `release` (the rest, off it).
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +59,11 @@ class Attachment:
         watch: of the service's process.
     """
 
-    def __init__(self, request: AttachRequest, bank: HostBank) -> None:
+    def __init__(
+        self, request: AttachRequest, bank: HostBank, on_detached: Callable[[], None]
+    ) -> None:
         self._request = request
+        self._on_detached = on_detached
         self.bank = bank
         self.bells: WorkerBells
         self.plans: PlanChannel
@@ -167,6 +170,7 @@ class Attachment:
         if not self.detached_because:
             logger.warning("epoch %d: detached, working inline: %s", self.epoch, reason)
             self._detach(reason)
+            self._on_detached()
 
     def _detach(self, reason: str) -> None:
         self.detached_because = reason

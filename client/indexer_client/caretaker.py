@@ -7,6 +7,7 @@ go of ended attachments. The step thread and this one meet in `exchange`, at ste
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from indexer_client.attachment import Attachment, AttachRequest
 from indexer_client.errors import SESSION_LOST, AttachRefused, IndexerError
@@ -54,12 +55,22 @@ class Caretaker:
                 self._ready = None
             return current
 
-    def wait_ready(self, seconds: float) -> bool:
-        """Wait until an attachment is in use or ready."""
+    def wait_attached(self, seconds: float) -> bool:
+        """Wait until there is an attachment for the next step."""
         with self._condition:
-            return self._condition.wait_for(
-                lambda: self._ready is not None or self._in_use is not None, seconds
-            )
+            return self._condition.wait_for(lambda: self._held() is not None, seconds)
+
+    def _held(self) -> Attachment | None:
+        """The attachment that the next step will use."""
+        if self._ready is not None:
+            return self._ready
+        if self._in_use is None or self._in_use.detached_because or self._lost_because:
+            return None
+        return self._in_use
+
+    def _wake(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
 
     def close(self, current: Attachment | None) -> None:
         """End the thread and every attachment."""
@@ -81,20 +92,19 @@ class Caretaker:
         pause = _FIRST_PAUSE
         while not self._closing:
             self._release_ended()
-            with self._condition:
-                held = self._in_use or self._ready
+            held = self._held()
             if held is not None:
                 self._keep(held)
-                self._sleep(held.lease_seconds / 3)
+                self._sleep(held.lease_seconds / 3, until=lambda: self._held() is None)
                 pause = _FIRST_PAUSE
             elif not self._attach():
                 self._sleep(pause)
                 pause = min(2 * pause, self._request.settings.reattach_seconds)
 
-    def _sleep(self, seconds: float) -> None:
-        """Sleep, but wake for an ended attachment or the end."""
+    def _sleep(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Sleep, but not over an ended attachment, the end, or `until`."""
         with self._condition:
-            self._condition.wait_for(lambda: self._closing or bool(self._ended), seconds)
+            self._condition.wait_for(lambda: self._closing or bool(self._ended) or until(), seconds)
 
     def _release_ended(self) -> None:
         with self._condition:
@@ -107,7 +117,7 @@ class Caretaker:
         if bank is None:
             self._note(AttachRefused("banks: all may still be written by earlier services"))
             return False
-        attachment = Attachment(self._request, bank)
+        attachment = Attachment(self._request, bank, self._wake)
         began = time.monotonic()
         try:
             attachment.open()

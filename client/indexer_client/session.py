@@ -111,7 +111,7 @@ class Session:
         Raises:
             IndexerError: why the last attempt failed.
         """
-        if not self._caretaker.wait_ready(seconds):
+        if not self._caretaker.wait_attached(seconds):
             raise self.last_error or ServiceUnavailable(
                 f"{self.settings.address}: no answer within {seconds} s"
             )

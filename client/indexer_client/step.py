@@ -159,7 +159,7 @@ class Step:
         self.stage(layer, q, weights)
         answered = self.wait(layer)
         if not answered:
-            self._fallback(layer, q, weights, self.inputs, self._private)
+            self.compute_inline(layer, q, weights)
         return self.hand_back(layer, answered, out)
 
     def _check(self, layer: int, q: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
@@ -202,6 +202,10 @@ class Step:
                 self._go_inline(f"step {self.number}, layer {layer}: {end.value}")
         self._stamp(ordinal, WorkerStage.WAIT_ENDED)
         return self._remote
+
+    def compute_inline(self, layer: int, q: torch.Tensor, weights: torch.Tensor) -> None:
+        """Let the fallback fill the private buffer, after a wait that ended without an answer."""
+        self._fallback(layer, q, weights, self.inputs, self._private)
 
     def hand_back(self, layer: int, answered: bool, out: torch.Tensor) -> Source:
         """Write the selection into `out`: the only place that does."""

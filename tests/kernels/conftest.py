@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.recording import Recording, load
+from tests.data.recording import Recording, load
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from torch import Tensor
 from attention_worker.fallback import InlineSelector
 from indexer_service.kernels.configuration import configuration
 from indexer_service.kernels.step import RowFault, select_step
-from tests.recording import TOP_K, Recording
+from tests.data.recording import TOP_K, Recording
 
 
 @dataclass(frozen=True)

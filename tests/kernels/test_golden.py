@@ -5,7 +5,7 @@ from torch import Tensor
 
 from attention_worker.kernels import sparse_mla
 from indexer_service.kernels import indexer, k_cache, mqa_logits
-from tests.recording import TOP_K, Recording
+from tests.data.recording import TOP_K, Recording
 
 LOGITS_TOLERANCE = 5e-4
 ATTENTION_TOLERANCE = 4e-3
@@ -32,9 +32,7 @@ def attend(recording: Recording, indices: Tensor) -> Tensor:
     slots = sparse_mla.to_slots(
         indices, torch.arange(2, dtype=torch.int32), attention.block_table, 64
     )
-    out = sparse_mla.attend(attention.q, attention.kv_cache, slots, attention.scale)
-    assert isinstance(out, Tensor)
-    return out
+    return sparse_mla.attend(attention.q, attention.kv_cache, slots, attention.scale)
 
 
 def test_decode_logits_match_deepgemm(recording: Recording) -> None:

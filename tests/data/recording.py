@@ -11,7 +11,7 @@ from functools import cache
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.data import path
+from . import path
 
 TOP_K = 2048
 
