@@ -1,0 +1,1 @@
+"""The command `dsa-indexer`. May import everything; nothing imports it."""

@@ -1,0 +1,74 @@
+"""A service in a process of its own, which the demo may kill."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from indexer_client import ClientSettings, IndexerError
+from indexer_client.control_plane import ControlPlane
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 15.0
+
+
+class ServiceProcess:
+    """`dsa-indexer serve` at `address`; logs go to `log`."""
+
+    def __init__(self, address: str, trace_file: Path, log: Path) -> None:
+        self._address = address
+        self._trace_file = trace_file
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it serves.
+
+        Raises:
+            RuntimeError: it ended, or did not serve in time.
+        """
+        command = [sys.executable, "-m", "dsa_indexer_cli", "serve", "--address", self._address]
+        command += ["--trace-file", str(self._trace_file)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._serves():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the service does not serve; its log is {self._log}")
+            time.sleep(0.02)
+
+    def _serves(self) -> bool:
+        control_plane = ControlPlane(ClientSettings(address=self._address))
+        try:
+            return control_plane.get_status().serving
+        except IndexerError:
+            return False
+        finally:
+            control_plane.close()
+
+    def mapped_bytes(self) -> int:
+        """What the service says that it has mapped."""
+        control_plane = ControlPlane(ClientSettings(address=self._address))
+        try:
+            return control_plane.get_status().mapped_bytes
+        finally:
+            control_plane.close()
+
+    def kill(self) -> None:
+        """SIGKILL; returns once it is dead."""
+        if self._process is not None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        if self._process is None:
+            return 0
+        self._process.terminate()
+        try:
+            return self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return -signal.SIGKILL

@@ -1,0 +1,70 @@
+"""`dsa-indexer status`: what a running service holds."""
+
+from typing import Annotated
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from rich.table import Table
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from dsa_indexer_cli.output import JsonOption, console, fail, print_json
+from indexer_client.control_plane import ControlPlane
+from indexer_client.errors import IndexerError
+from indexer_client.settings import ClientSettings
+
+AddressOption = Annotated[
+    str | None, typer.Option(help="unix:PATH or HOST:PORT (DSA_INDEXER_ADDRESS).")
+]
+
+
+def client_settings(address: str | None) -> ClientSettings:
+    """The client's settings, with the address of a flag if one was given."""
+    return ClientSettings() if address is None else ClientSettings(address=address)
+
+
+def status(address: AddressOption = None, as_json: JsonOption = False) -> None:
+    """Show a running service: sessions, memory, steps."""
+    settings = client_settings(address)
+    control_plane = ControlPlane(settings)
+    try:
+        reply = control_plane.get_status()
+    except IndexerError as error:
+        fail(f"{settings.address}: {error} (fix: start it with `dsa-indexer serve`)")
+    finally:
+        control_plane.close()
+    if as_json:
+        print_json(
+            MessageToDict(
+                reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            )
+        )
+    else:
+        _show(settings.address, reply)
+
+
+def _show(address: str, reply: pb.GetStatusResponse) -> None:
+    state = "serving" if reply.serving else "not serving"
+    console.print(
+        f"{address}: {state}, version {reply.version}, pid {reply.pid}, "
+        f"up {reply.uptime_seconds:.0f} s, engine {reply.configuration.engine}, "
+        f"{reply.mapped_bytes / 2**20:.1f} MiB mapped",
+        highlight=False,
+    )
+    table = Table("worker", "epoch", "lease s", "MiB", "steps answered", "cancelled", "bad rows")
+    for session in reply.sessions:
+        worker = session.worker
+        table.add_row(
+            f"{worker.engine or 'worker'} {worker.pid} {worker.model}",
+            str(session.epoch),
+            f"{session.lease_remaining_seconds:.1f}",
+            f"{session.mapped_bytes / 2**20:.1f}",
+            str(session.answered_steps),
+            str(session.cancelled_steps),
+            str(session.faulted_rows),
+        )
+    if reply.sessions:
+        console.print(table)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(status)
