@@ -190,7 +190,7 @@ def _check_pems(settings: Settings) -> None:
     """gRPC takes any bytes and then refuses every client: look at them first."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(str(settings.tls_certificate), str(settings.tls_key))
+        context.load_cert_chain(str(settings.tls_certificate), str(settings.tls_key), password=b"")
     except (ssl.SSLError, OSError) as error:
         raise StartError(
             f"tls_certificate: it and tls_key are not a pair: {error} (fix: PEM files that match)"

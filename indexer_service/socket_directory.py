@@ -50,6 +50,7 @@ class SocketDirectory:
         self.directory = self.public.parent
         self._own = f"{self.public.name}.{os.getpid()}"
         self._created = False
+        self._claimed = False
         self._lock: int | None = None
         longest = os.fsencode(self.directory / f"{self._own}.00000000{_DESCRIPTOR_SUFFIX}")
         if len(longest) > _MAX_PATH_BYTES:
@@ -85,6 +86,7 @@ class SocketDirectory:
         except BaseException:
             self.release()
             raise
+        self._claimed = True
 
     def publish(self) -> None:
         """Let the public name point here. The sockets are bound."""
@@ -105,7 +107,7 @@ class SocketDirectory:
 
         Blocks, at most a few seconds. Removes the directory if we made it and it is empty.
         """
-        if not self.directory.is_dir():
+        if not self._claimed or not self.directory.is_dir():
             return
         with self._locked_if_possible():
             self.server_path.unlink(missing_ok=True)

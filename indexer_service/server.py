@@ -1,0 +1,184 @@
+"""The service as a whole: build it, start it, stop it."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from dsa_indexer.v1 import indexer_pb2_grpc as rpc
+from indexer_service.engine import Engine, create_engine
+from indexer_service.errors import ServiceError, StartError
+from indexer_service.events import StepObserver
+from indexer_service.guard import Guard
+from indexer_service.handlers import Handlers
+from indexer_service.listening import Listener, create_listener
+from indexer_service.runner import RunnerSettings
+from indexer_service.session_steps import StepResources
+from indexer_service.session_table import SessionTable
+from indexer_service.settings import Settings
+from indexer_service.status import StatusReporter
+from indexer_service.threads import in_thread
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["IndexerService"].full_name
+_CALLS_A_CONNECTION = 128
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Service:
+    """One running service; all methods on one event loop.
+
+    Args:
+        engine: default: the one that the settings name.
+        observer: told of every finished step.
+
+    Attributes:
+        address: what clients connect to, once started.
+
+    Raises:
+        StartError: settings that cannot be served.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        engine: Engine | None = None,
+        observer: StepObserver | None = None,
+    ) -> None:
+        self._settings = settings
+        self._engine = _engine(settings) if engine is None else engine
+        self._observer = observer
+        self._listener: Listener = create_listener(settings)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._server = grpc.aio.server(
+            interceptors=[Guard(SERVICE_NAME)],
+            options=[
+                ("grpc.max_receive_message_length", int(settings.max_message_bytes)),
+                ("grpc.max_concurrent_streams", _CALLS_A_CONNECTION),
+                # Two services on one TCP port would share its connections.
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        self._table: SessionTable | None = None
+        self.address = settings.address
+
+    async def start(self) -> None:
+        """Listen, then warm up; afterwards sessions are accepted and health is SERVING.
+
+        Raises:
+            StartError: the address cannot be had, or the engine does not work here.
+        """
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._listener.bind(self._server)
+        table = self._table = SessionTable(
+            self._settings,
+            StepResources(
+                self._engine,
+                RunnerSettings(self._settings.gate_bound_seconds, self._settings.queued_steps),
+                self._observer,
+            ),
+            self._listener.descriptors,
+        )
+        reporter = StatusReporter(table, self._engine.configuration)
+        handlers = Handlers(table, reporter, self._settings, self._listener.descriptor_socket)
+        rpc.add_IndexerServiceServicer_to_server(handlers, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+        await self._server.start()
+        self.address = await self._listener.publish()
+        logger.info("listening on %s, warming up %s", self.address, reporter.version)
+        await self._warm_up()
+        table.refusal = None
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        logger.info("serving with engine %s", self._engine.configuration.engine)
+
+    async def stop(self) -> None:
+        """Answer the steps that have arrived, end every session, leave no file behind.
+
+        Takes about `shutdown_grace_seconds` at most. Also after a start that failed.
+        """
+        grace = self._settings.shutdown_grace_seconds
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        if self._table is not None:
+            await self._table.shut(grace)
+            # Streams have ended with their sessions; what is left are clients that do not read.
+            await self._server.stop(min(grace / 4, 1.0))
+        await self._listener.close()
+        logger.info("stopped")
+
+    async def _warm_up(self) -> None:
+        try:
+            await in_thread(self._engine.warm_up)
+        except Exception as error:
+            logger.exception("warm-up failed")
+            raise StartError(
+                f"engine: {self._engine.configuration.engine} does not work here: {error} "
+                "(fix: another engine, or see the log)"
+            ) from error
+
+    async def _set_health(self, status: "health_pb2.HealthCheckResponse.ServingStatus") -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+
+def _engine(settings: Settings) -> Engine:
+    try:
+        return create_engine(settings.engine, settings.workspace_bytes)
+    except ServiceError as error:
+        raise StartError(str(error)) from None
+
+
+async def serve(
+    settings: Settings,
+    *,
+    observer: StepObserver | None = None,
+    on_serving: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        observer: told of every finished step.
+        on_serving: called once with the address, when sessions are accepted.
+
+    Raises:
+        StartError: the service cannot start.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    service = Service(settings, observer=observer)
+    asked = asyncio.create_task(stop.wait())
+    starting = asyncio.create_task(service.start())
+    try:
+        # A signal during warm-up counts too.
+        await asyncio.wait({asked, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            if on_serving is not None:
+                on_serving(service.address)
+            await asked
+    finally:
+        starting.cancel()
+        await service.stop()
+
+
+def run(settings: Settings, *, observer: StepObserver | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; logs to standard error and prints nothing.
+
+    Raises:
+        StartError: the service cannot start.
+    """
+    logging.basicConfig(
+        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    asyncio.run(serve(settings, observer=observer))

@@ -1,0 +1,143 @@
+"""One RunSteps stream: plans in, reports out, and a bound on what a slow reader may pile up."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.errors import ServiceError, exhausted, invalid, of_handoff, shown
+from indexer_service.guard import Context
+from indexer_service.session_table import SessionTable
+from indexer_service.sessions import Session
+from indexer_service.settings import Settings
+from ipc_handoff.errors import HandoffError
+
+
+class StepStream:
+    """One call of RunSteps.
+
+    Reports and, behind them, the end of the stream (None, or the error that ends it) pass one
+    queue, so that what was reported before the end is also sent before it.
+    """
+
+    def __init__(self, table: SessionTable, settings: Settings, context: Context) -> None:
+        self._table = table
+        self._context = context
+        self._write_seconds = settings.report_write_seconds
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: asyncio.Queue[pb.StepReport | ServiceError | None] = asyncio.Queue(
+            settings.unread_reports
+        )
+        self._overflow: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._session: Session | None = None
+        self._unanswered = 0
+        self._client_is_done = False
+
+    async def run(self, requests: AsyncIterator[pb.RunStepsRequest]) -> None:
+        """Returns when the client has sent all its plans and was sent all reports.
+
+        Raises:
+            ServiceError: an unknown, stale or ended session; RESOURCE_EXHAUSTED for a client
+                that does not read its reports.
+        """
+        self._start(self._read(requests))
+        writer = self._start(self._write())
+        try:
+            await asyncio.wait({writer, self._overflow}, return_when=asyncio.FIRST_COMPLETED)
+            if not writer.done():
+                raise _unread()
+            writer.result()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.append(task)
+        return task
+
+    def _put(self, item: pb.StepReport | ServiceError | None) -> None:
+        try:
+            self._outgoing.put_nowait(item)
+        except asyncio.QueueFull:
+            if not self._overflow.done():
+                self._overflow.set_result(None)
+
+    async def _read(self, requests: AsyncIterator[pb.RunStepsRequest]) -> None:
+        try:
+            async for request in requests:
+                self._take(request)
+        except ServiceError as error:
+            # An ended session's stream is closed by `_follow`, after its last reports.
+            if self._session is None or not self._session.ended.done():
+                self._put(error)
+            return
+        self._client_is_done = True
+        self._end_if_all_is_answered()
+
+    def _take(self, request: pb.RunStepsRequest) -> None:
+        if self._session is not None and request.session_id not in ("", self._session.id):
+            raise invalid(
+                "session_id",
+                f"{shown(request.session_id)} in a stream of another session",
+                "one stream a session",
+            )
+        if not request.HasField("plan"):
+            raise invalid("plan", "is missing", "one plan a message")
+        session_id = request.session_id if self._session is None else self._session.id
+        session = self._table.get(session_id, request.plan.epoch, "plan.epoch")
+        if self._session is None:
+            self._session = session
+            self._start(self._follow(session))
+        try:
+            session.submit(request.plan, self._report_from_thread)
+            self._unanswered += 1
+        except (ServiceError, HandoffError) as caught:
+            error = caught if isinstance(caught, ServiceError) else of_handoff(caught)
+            self._put(_rejected(request.plan, error))
+
+    async def _follow(self, session: Session) -> None:
+        """End the stream with its session, once the steps have reported."""
+        await asyncio.wait([session.ended])
+        await session.released()
+        self._put(session.ended.result()())
+
+    def _report_from_thread(self, report: pb.StepReport) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and the stream with it
+            self._loop.call_soon_threadsafe(self._report, report)
+
+    def _report(self, report: pb.StepReport) -> None:
+        self._unanswered -= 1
+        self._put(report)
+        self._end_if_all_is_answered()
+
+    def _end_if_all_is_answered(self) -> None:
+        if self._client_is_done and not self._unanswered:
+            self._put(None)
+
+    async def _write(self) -> None:
+        while (item := await self._outgoing.get()) is not None:
+            if isinstance(item, ServiceError):
+                raise item
+            try:
+                await asyncio.wait_for(
+                    self._context.write(pb.RunStepsResponse(report=item)), self._write_seconds
+                )
+            except TimeoutError:
+                raise _unread() from None
+
+
+def _rejected(plan: pb.StepPlan, error: ServiceError) -> pb.StepReport:
+    return pb.StepReport(
+        step=plan.step,
+        epoch=plan.epoch,
+        status=pb.STEP_STATUS_REJECTED,
+        code=error.code.value[0],
+        message=str(error),
+    )
+
+
+def _unread() -> ServiceError:
+    return exhausted("stream", "its reports are not read", "read while sending")
