@@ -237,6 +237,12 @@ def crash_or_not() -> None:
 # processes
 
 
+def send_nothing() -> None:
+    """Live until killed."""
+    _say("alive")
+    sys.stdin.read()
+
+
 def outlive_the_main_thread() -> None:
     """End the main thread only; another goes on for as long as stdin is open."""
     import ctypes
