@@ -22,11 +22,15 @@ from indexer_service.session_steps import StepResources
 from indexer_service.session_table import SessionTable
 from indexer_service.settings import Settings
 from indexer_service.status import StatusReporter
+from indexer_service.telemetry import StepTelemetry
 from indexer_service.threads import in_thread
+from ipc_handoff.tracing import TraceSettings, Tracing
+from ipc_handoff.tracing import start as start_tracing
 
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["IndexerService"].full_name
+_TRACE_SERVICE_NAME = "dsa-indexer-service"
 _CALLS_A_CONNECTION = 128
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -110,8 +114,8 @@ class Service:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         if self._table is not None:
             await self._table.shut(grace)
-            # Streams have ended with their sessions; what is left are clients that do not read.
-            await self._server.stop(min(grace / 4, 1.0))
+        # Streams have ended with their sessions; what is left are clients that do not read.
+        await self._server.stop(min(grace / 4, 1.0))
         await self._listener.close()
         logger.info("stopped")
 
@@ -172,13 +176,31 @@ async def serve(
         await service.stop()
 
 
-def run(settings: Settings, *, observer: StepObserver | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; logs to standard error and prints nothing.
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Logs, and prints nothing; spans go where settings say.
 
     Raises:
         StartError: the service cannot start.
     """
-    logging.basicConfig(
-        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    asyncio.run(serve(settings, observer=observer))
+    tracing = _tracing(settings)
+    try:
+        asyncio.run(serve(settings, observer=StepTelemetry(tracing) if tracing else None))
+    finally:
+        if tracing is not None:
+            tracing.close()
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    try:
+        return start_tracing(
+            TraceSettings(
+                _TRACE_SERVICE_NAME,
+                settings.trace_file,
+                settings.trace_console,
+                settings.trace_ratio,
+            )
+        )
+    except OSError as error:
+        raise StartError(
+            f"trace_file: {settings.trace_file}: {error.strerror} (fix: a file that can be written)"
+        ) from None
