@@ -7,6 +7,7 @@ interface.
 """
 
 import fcntl
+import math
 import mmap
 import os
 import warnings
@@ -30,6 +31,7 @@ DTYPES: dict[str, torch.dtype] = {
     "FLOAT8_E4M3": torch.float8_e4m3fn,
 }
 
+_MOST_BYTES = 2**63 - 1
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -65,6 +67,8 @@ class TensorSpec:
             raise RegionError(
                 f"{field_name}.shape: {list(self.shape)} (fix: every dimension at least 1)"
             )
+        if math.prod(self.shape) * self.dtype.itemsize > _MOST_BYTES:
+            raise RegionError(f"{field_name}.shape: {list(self.shape)} (fix: fewer elements)")
         if self.strides and len(self.strides) != len(self.shape):
             raise RegionError(
                 f"{field_name}.strides: {len(self.strides)} for {len(self.shape)} dimensions "
@@ -120,9 +124,15 @@ class HostMemory(SharedMemory):
         if byte_size < 1:
             raise RegionError(f"{label}.byte_size: {byte_size} (fix: at least 1)")
         descriptor = os.memfd_create(f"dsa-indexer:{label}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, byte_size)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
-        return cls(descriptor, byte_size, writable=True)
+        try:
+            os.ftruncate(descriptor, byte_size)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+            return cls(descriptor, byte_size, writable=True)
+        except (OSError, OverflowError) as error:
+            os.close(descriptor)
+            raise RegionError(
+                f"{label}.byte_size: {byte_size}: {error} (fix: less memory)"
+            ) from error
 
     @classmethod
     def open(cls, descriptor: int, *, writable: bool) -> "HostMemory":
