@@ -1,7 +1,7 @@
 """What the demo runs: steps, and where their K caches lie."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,12 +25,15 @@ class Case:
     Attributes:
         queries: by layer, in the order of asking.
         expected: by layer, int32 [rows, top_k]; computed without service or staging.
+        scores: by layer, float32 [rows, tokens]; where another engine chose by scores that it
+            rounds differently, a selection may differ in tokens which they cannot order.
     """
 
     label: str
     inputs: StepInputs
     queries: Mapping[int, Query]
     expected: Mapping[int, torch.Tensor]
+    scores: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

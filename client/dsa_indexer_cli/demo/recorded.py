@@ -107,8 +107,18 @@ def _prefill_case(prefill: Prefill, tables: dict[int, torch.Tensor]) -> Case:
     )
     # vLLM's selection of these rows was not recorded, its scores were.
     expected = topk.select(prefill.logits, TOP_K, prefill.row_start, prefill.row_end)
-    query = Query(prefill.q, prefill.weights)
-    return Case("recorded prefill", inputs, {PREFILL_LAYER: query}, {PREFILL_LAYER: expected})
+    scores = torch.full((rows, int(lengths.max())), -torch.inf)
+    for row, (start, length) in enumerate(
+        zip(prefill.row_start.tolist(), lengths.tolist(), strict=True)
+    ):
+        scores[row, :length] = prefill.logits[row, start : start + length]
+    return Case(
+        "recorded prefill",
+        inputs,
+        {PREFILL_LAYER: Query(prefill.q, prefill.weights)},
+        {PREFILL_LAYER: expected},
+        {PREFILL_LAYER: scores},
+    )
 
 
 def ascending(indices: torch.Tensor) -> torch.Tensor:

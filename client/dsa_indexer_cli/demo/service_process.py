@@ -1,6 +1,5 @@
 """A service in a process of its own, which the demo may kill."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -59,7 +58,7 @@ class ServiceProcess:
     def kill(self) -> None:
         """SIGKILL; returns once it is dead."""
         if self._process is not None:
-            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.kill()
             self._process.wait()
 
     def stop(self) -> int:
