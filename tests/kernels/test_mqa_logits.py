@@ -49,16 +49,26 @@ def test_ragged_scores_equal_float64_loops() -> None:
         )
 
 
-def test_one_head_is_the_exact_rational_dot_product() -> None:
-    case = inputs.ragged([(0, 40)], 40, heads=1, dim=128)
-    case.weights.fill_(1.0)
+@pytest.mark.parametrize("heads", [1, 2, 5, 12, 64])
+def test_bits_are_those_of_decision_0001(heads: int) -> None:
+    case = inputs.ragged([(0, 12)], 12, heads=heads, dim=128)
+    case.k_scale = torch.rand(12, generator=torch.Generator().manual_seed(1))
     ours = mqa_logits.ragged(*case.tensors)[0]
-    query = [Fraction(value) for value in naive.e4m3(case.q[0, 0]).tolist()]
-    for key in range(40):
-        values = naive.e4m3(case.k[key]).tolist()
-        exact = sum(a * Fraction(b) for a, b in zip(query, values, strict=True))
-        expected = torch.tensor(float(max(exact, Fraction(0))) * float(case.k_scale[key]))
-        assert ours[key] == expected.to(torch.float32)
+    queries, keys = naive.e4m3(case.q[0]).tolist(), naive.e4m3(case.k).tolist()
+    for key, scale in enumerate(case.k_scale.tolist()):
+        terms = []
+        for query, weight in zip(queries, case.weights[0].tolist(), strict=True):
+            exact = sum(Fraction(a) * Fraction(b) for a, b in zip(query, keys[key], strict=True))
+            terms.append(max(float(exact), 0.0) * weight)
+            assert Fraction(float(exact)) == exact
+        while len(terms) > 1:
+            half = 1
+            while 2 * half < len(terms):
+                half *= 2
+            terms = [
+                terms[i] + (terms[half + i] if half + i < len(terms) else 0.0) for i in range(half)
+            ]
+        assert ours[key] == torch.tensor(terms[0] * scale, dtype=torch.float64).to(torch.float32)
 
 
 def test_a_row_alone_has_the_bits_it_has_in_a_batch() -> None:

@@ -4,6 +4,8 @@ With K = V's latent part: out[t, n] = softmax_j(scale * q[t, n] . kv[slots[t, j]
 `reference.py` is the plain-torch meaning.
 """
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,32 @@ _to_slots = Operation("sparse_mla.to_slots", reference=f"{_MODULE}:to_slots")
 
 _QUERY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _CACHE_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@overload
+def attend(
+    q: Tensor | tuple[Tensor, Tensor],
+    kv_cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    *,
+    return_lse: Literal[False] = False,
+    num_kv_splits: int | None = None,
+    impl: str = "auto",
+) -> Tensor: ...
+
+
+@overload
+def attend(
+    q: Tensor | tuple[Tensor, Tensor],
+    kv_cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    *,
+    return_lse: Literal[True],
+    num_kv_splits: int | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]: ...
 
 
 def attend(
