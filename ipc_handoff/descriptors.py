@@ -23,6 +23,9 @@ _PACKET = struct.Struct("<4sHH16sQ")  # magic, protocol version, kind, nonce, to
 _REPLY = struct.Struct("<H")  # 0: done; else refused, with text
 _MAGIC = b"DSAd"
 _PROTOCOL_VERSION = 1
+_DESCRIPTOR = struct.Struct("i")
+# Room for a few, so that too many in a packet are seen; the kernel closes the others.
+_ANCILLARY_BYTES = socket.CMSG_LEN(4 * _DESCRIPTOR.size)
 _CREDENTIALS = struct.Struct("3i")
 NONCE_BYTES = 16
 # Well-known tokens: the eventfds that wake each side. Regions count from the third on.
@@ -187,14 +190,19 @@ class DescriptorServer:
 
     def _receive(self, connection: _Connection) -> None:
         try:
-            packet, descriptors, _, _ = socket.recv_fds(
-                connection.sock, _PACKET.size + 1, 4, socket.MSG_CMSG_CLOEXEC
+            # Not socket.recv_fds: Python 3.11's ignores the flag.
+            packet, ancillary, _, _ = connection.sock.recvmsg(
+                _PACKET.size + 1, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
             return
         except OSError:
-            packet, descriptors = b"", []
+            packet, ancillary = b"", []
+        descriptors = [fd for _, _, data in ancillary for (fd,) in _DESCRIPTOR.iter_unpack(data)]
         if not packet:
+            # The end, or an empty packet, which may carry descriptors.
+            for descriptor in descriptors:
+                os.close(descriptor)
             self._drop(connection)
             return
         refusal = self._handle(connection, packet, descriptors)

@@ -107,6 +107,23 @@ def same_file(one: int, other: int) -> bool:
 # The good case.
 
 
+def test_a_descriptor_arrives_under_its_token_and_is_taken_once(
+    service: Service, pipe: tuple[int, int]
+) -> None:
+    inbox = service.expect()
+    with closing(service.connect()) as connection:
+        connection.send(16, pipe[0])
+        connection.send(2**64 - 1, pipe[1])
+        for token, end in ((16, pipe[0]), (2**64 - 1, pipe[1])):
+            got = inbox.take(token)
+            assert got is not None
+            assert got != end
+            assert same_file(got, end)
+            assert not os.get_inheritable(got)
+            os.close(got)
+            assert inbox.take(token) is None
+
+
 def test_two_sessions_have_inboxes_of_their_own(service: Service, pipe: tuple[int, int]) -> None:
     one, two = service.expect(NONCE), service.expect(OTHER)
     with closing(service.connect(NONCE)) as first, closing(service.connect(OTHER)):
@@ -230,6 +247,18 @@ def test_descriptors_beside_a_nonce_are_closed(service: Service, pipe: tuple[int
     raw = service.raw()
     with closing(raw.sock), no_descriptor_leaks():
         assert raw.say(packet(HELLO), list(pipe)) == ""
+
+
+def test_an_empty_packet_ends_the_connection_and_its_descriptors_are_closed(
+    service: Service, pipe: tuple[int, int]
+) -> None:
+    service.expect()
+    raw = service.raw()
+    with closing(raw.sock):
+        assert raw.hello() == ""
+        socket.send_fds(raw.sock, [b""], list(pipe))
+        assert raw.is_dropped()
+    assert eventually(lambda: service.gone == ["worker"])
 
 
 def test_a_token_in_use_is_refused_and_free_again_once_taken(
