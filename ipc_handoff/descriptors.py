@@ -237,6 +237,8 @@ class DescriptorServer:
     def _hello(self, connection: _Connection, nonce: bytes) -> str:
         if connection.peer.uid not in (0, os.geteuid()):
             return f"user {connection.peer.uid} is not the service's user"
+        if connection.inbox is not None:
+            return "the connection has a session already"
         with self._lock:
             inbox = self._expected.get(nonce)
             if inbox is None:

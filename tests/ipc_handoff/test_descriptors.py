@@ -183,6 +183,20 @@ def test_a_second_connection_on_one_nonce_is_refused_even_after_the_first_ended(
         service.connect()
 
 
+def test_a_second_nonce_on_one_connection_is_refused(service: Service) -> None:
+    """Else the first session would never hear of the connection's end."""
+    service.expect(NONCE, "first")
+    service.expect(OTHER, "second")
+    raw = service.raw()
+    with closing(raw.sock):
+        assert raw.hello(NONCE) == ""
+        assert raw.hello(OTHER) == "the connection has a session already"
+        assert raw.hello(NONCE) == "the connection has a session already"
+        with closing(service.connect(OTHER)):
+            pass
+    assert eventually(lambda: sorted(service.gone) == ["first", "second"])
+
+
 @pytest.mark.parametrize(("uid", "refused"), [(0, False), (os.geteuid(), False), (4242, True)])
 def test_another_user_is_refused(
     uid: int, refused: bool, service: Service, monkeypatch: pytest.MonkeyPatch
