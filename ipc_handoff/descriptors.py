@@ -6,6 +6,7 @@ region names it. The connection stays open: its end says that the worker is gone
 keep their borders (SOCK_SEQPACKET), every packet is answered.
 """
 
+import logging
 import os
 import selectors
 import socket
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from ipc_handoff.errors import DescriptorRefused
+
+logger = logging.getLogger(__name__)
 
 _PACKET = struct.Struct("<4sHH16sQ")  # magic, protocol version, kind, nonce, token
 _REPLY = struct.Struct("<H")  # 0: done; else refused, with text
@@ -186,7 +189,10 @@ class DescriptorServer:
         connection.sock.close()
         self._connections.discard(connection)
         if connection.inbox is not None:
-            connection.inbox.on_gone()
+            try:
+                connection.inbox.on_gone()
+            except Exception:
+                logger.exception("descriptors: a session could not be told of its worker's end")
 
     def _receive(self, connection: _Connection) -> None:
         try:

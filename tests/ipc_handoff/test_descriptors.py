@@ -389,6 +389,18 @@ def test_an_end_is_told_exactly_once(end: str, service: Service) -> None:
     assert service.gone == ["worker"]
 
 
+def test_an_end_that_is_told_to_a_faulty_listener_does_not_end_the_server(
+    service: Service,
+) -> None:
+    def faulty() -> None:
+        raise RuntimeError("planted")
+
+    service.server.expect(NONCE, faulty)
+    service.connect().close()
+    assert eventually(lambda: service.connections() == 0)
+    assert service.is_alive()
+
+
 def test_a_peer_that_never_reads_its_replies_is_dropped_and_never_blocks_the_server(
     service: Service,
 ) -> None:
