@@ -150,6 +150,8 @@ class DescriptorServer:
         self._thread.join()
         for connection in list(self._connections):
             connection.sock.close()
+        for nonce in list(self._expected):
+            self.forget(nonce)
         self._listener.close()
         self._selector.close()
         os.close(self._stop_reader)

@@ -448,6 +448,23 @@ def test_a_forgotten_descriptor_is_the_last_hold_on_its_file(
     os.close(reader)
 
 
+def test_a_closed_server_leaves_nothing_open(tmp_path: Path, pipe: tuple[int, int]) -> None:
+    with no_descriptor_leaks():
+        service = Service(tmp_path)
+        service.expect()
+        connection = service.connect()
+        connection.send(16, pipe[0])
+        silent = service.raw()
+        service.server.close()
+        assert silent.is_dropped()
+        with pytest.raises(DescriptorRefused):
+            connection.send(17, pipe[0])
+        connection.close()
+        silent.sock.close()
+    with pytest.raises(DescriptorRefused, match="descriptor socket"):
+        service.connect()
+
+
 # The worker's end.
 
 
