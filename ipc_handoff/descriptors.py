@@ -286,8 +286,13 @@ class DescriptorConnection:
 
     def _ask(self, kind: _Kind, token: int, descriptors: list[int]) -> None:
         packet = _PACKET.pack(_MAGIC, _PROTOCOL_VERSION, kind, self._nonce, token)
-        socket.send_fds(self._sock, [packet], descriptors)
-        reply = self._sock.recv(_REPLY.size + _TEXT_BYTES)
+        try:
+            socket.send_fds(self._sock, [packet], descriptors)
+            reply = self._sock.recv(_REPLY.size + _TEXT_BYTES)
+        except OSError:
+            # Over: a late reply would be taken for the next packet's.
+            self._sock.close()
+            raise
         if len(reply) < _REPLY.size:
             raise DescriptorRefused("the service closed the connection")
         if _REPLY.unpack(reply[: _REPLY.size])[0]:

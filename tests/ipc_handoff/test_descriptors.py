@@ -509,6 +509,23 @@ def test_a_service_that_does_not_answer_is_given_up(
             connection.send(16, 0)
 
 
+def test_a_late_answer_is_not_taken_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 is accepted too late, 17 refused: 17 must not count as accepted."""
+    monkeypatch.setattr(descriptors, "_REPLY_SECONDS", 0.2)
+    with (
+        closing(Mute(tmp_path)) as mute,
+        closing(DescriptorConnection(mute.path, NONCE)) as connection,
+    ):
+        mute.thread.join()
+        with pytest.raises(DescriptorRefused):
+            connection.send(16, 0)
+        mute.accepted.send(b"\0\0")
+        with pytest.raises(DescriptorRefused):
+            connection.send(17, 0)
+
+
 def test_a_peer_in_a_socket_pair_is_this_process() -> None:
     one, other = socket.socketpair()
     with closing(one), closing(other):
