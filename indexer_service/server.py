@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -22,7 +23,7 @@ from indexer_service.session_steps import StepResources
 from indexer_service.session_table import SessionTable
 from indexer_service.settings import Settings
 from indexer_service.status import StatusReporter
-from indexer_service.telemetry import StepTelemetry
+from indexer_service.telemetry import CallTelemetry, StepTelemetry
 from indexer_service.threads import in_thread
 from ipc_handoff.tracing import TraceSettings, Tracing
 from ipc_handoff.tracing import start as start_tracing
@@ -41,6 +42,7 @@ class Service:
     Args:
         engine: default: the one that the settings name.
         observer: told of every finished step.
+        interceptors: stand before the service's own.
 
     Attributes:
         address: what clients connect to, once started.
@@ -55,6 +57,7 @@ class Service:
         *,
         engine: Engine | None = None,
         observer: StepObserver | None = None,
+        interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
     ) -> None:
         self._settings = settings
         self._engine = _engine(settings) if engine is None else engine
@@ -62,7 +65,7 @@ class Service:
         self._listener: Listener = create_listener(settings)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = grpc.aio.server(
-            interceptors=[Guard(SERVICE_NAME)],
+            interceptors=[*interceptors, Guard(SERVICE_NAME)],
             options=[
                 ("grpc.max_receive_message_length", int(settings.max_message_bytes)),
                 ("grpc.max_concurrent_streams", _CALLS_A_CONNECTION),
@@ -144,13 +147,13 @@ def _engine(settings: Settings) -> Engine:
 async def serve(
     settings: Settings,
     *,
-    observer: StepObserver | None = None,
+    tracing: Tracing | None = None,
     on_serving: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Args:
-        observer: told of every finished step.
+        tracing: where spans of steps and calls go.
         on_serving: called once with the address, when sessions are accepted.
 
     Raises:
@@ -160,7 +163,11 @@ async def serve(
     stop = asyncio.Event()
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop.set)
-    service = Service(settings, observer=observer)
+    service = Service(
+        settings,
+        observer=StepTelemetry(tracing) if tracing else None,
+        interceptors=[CallTelemetry(tracing)] if tracing else [],
+    )
     asked = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(service.start())
     try:
@@ -184,7 +191,7 @@ def run(settings: Settings) -> None:
     """
     tracing = _tracing(settings)
     try:
-        asyncio.run(serve(settings, observer=StepTelemetry(tracing) if tracing else None))
+        asyncio.run(serve(settings, tracing=tracing))
     finally:
         if tracing is not None:
             tracing.close()

@@ -1,6 +1,10 @@
-"""What the service tells tracing: its stages of every sampled step."""
+"""What the service tells tracing: its stages of sampled steps, and calls that carry a context."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from ipc_handoff.stages import SERVICE_SPANS
@@ -36,4 +40,40 @@ class StepTelemetry:
                 "dsa.status": pb.StepStatus.Name(report.status),
                 "dsa.faulted_rows": report.fault_count,
             },
+        )
+
+
+class CallTelemetry(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """A span for every unary call whose metadata carry a W3C context; other calls cost nothing."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], "Awaitable[grpc.RpcMethodHandler[Any, Any]]"
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """gRPC calls this for every call."""
+        handler = await continuation(handler_call_details)
+        metadata = {
+            key: value
+            for key, value in handler_call_details.invocation_metadata or ()
+            if isinstance(value, str)
+        }
+        behavior: Any = handler.unary_unary if handler is not None else None
+        if behavior is None or "traceparent" not in metadata:
+            return handler
+        name = handler_call_details.method.removeprefix("/")
+
+        async def traced(request: Any, context: Any) -> Any:
+            with self._tracing.server_call(name, metadata):
+                return await behavior(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            traced,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
         )
