@@ -103,6 +103,15 @@ class HostBank:
         self.control = WorkerControl(self.memories[CONTROL].view(), geometry)
         self.staging = staging_slots(self.memories[STAGING], geometry)
         self.answers = answer_slots(self.memories[ANSWERS], geometry)
+        self._geometry = geometry
+
+    def staging_of(self, step: int) -> StagingSlot:
+        """The inputs of `step`."""
+        return self.staging[self._geometry.staging.slot_of(step)]
+
+    def answers_of(self, step: int) -> torch.Tensor:
+        """The answers of `step`, int32 [max_rows, top_k]."""
+        return self.answers[self._geometry.answers.slot_of(step)]
 
     def close(self) -> None:
         for memory in self.memories.values():

@@ -165,6 +165,12 @@ class Attachment:
             pb.KeepAliveRequest(session_id=self.session_id, epoch=self.epoch)
         )
 
+    def select_top_k(self, plan: pb.StepPlan) -> pb.StepReport:
+        """Have one staged layer answered by a call. Raises IndexerError."""
+        return self.control_plane.select_top_k(
+            pb.SelectTopKRequest(session_id=self.session_id, plan=plan)
+        ).report
+
     def detach(self, reason: str) -> None:
         """End the attachment for good; quick, never blocks. The service stops when it sees it."""
         if not self.detached_because:

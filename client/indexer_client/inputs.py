@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from dsa_indexer.v1 import indexer_pb2 as pb
 from ipc_handoff.layout import HandoffGeometry
 
 
@@ -37,6 +38,22 @@ class StepInputs:
     @property
     def requests(self) -> int:
         return len(self.seq_lens)
+
+    def plan(self, step: int, epoch: int, layers: Sequence[int]) -> pb.StepPlan:
+        """The plan of a step with these inputs."""
+        plan = pb.StepPlan(
+            step=step,
+            epoch=epoch,
+            rows=self.rows,
+            requests=self.requests,
+            decode_requests=self.decode_requests,
+            rows_per_decode=self.rows_per_decode,
+            layers=layers,
+            max_length=self.max_length,
+        )
+        if self.exact_seq_lens is not None:
+            plan.exact.seq_lens.extend(self.exact_seq_lens)
+        return plan
 
     def check(self, geometry: HandoffGeometry) -> None:
         """Raise ValueError, naming the field, unless the step fits into the banks."""

@@ -14,6 +14,7 @@ from indexer_client.caretaker import Caretaker
 from indexer_client.errors import IndexerError, ServiceUnavailable
 from indexer_client.inputs import Fallback, StepInputs
 from indexer_client.settings import ClientSettings
+from indexer_client.staging import answers, check_tensors, publish, request
 from indexer_client.statistics import Statistics
 from indexer_client.step import Step
 from ipc_handoff.banks import BankPool
@@ -147,6 +148,40 @@ class Session:
             trace=trace,
             on_end=self._read_reports,
         )
+
+    def select_once(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        inputs: StepInputs,
+        *,
+        out: torch.Tensor,
+    ) -> pb.StepReport:
+        """One layer by one call (`SelectTopK`), for tools and debugging; no fallback.
+
+        Arguments and shapes as for `Step.select`.
+
+        Raises:
+            IndexerError: the service refused, failed or is not there.
+            ValueError: a tensor does not fit.
+        """
+        self._check_process()
+        inputs.check(self.geometry)
+        check_tensors(self.geometry, inputs.rows, q, weights, out)
+        self._attachment = self._caretaker.exchange(self._attachment)
+        if self._attachment is None:
+            raise self.last_error or ServiceUnavailable(f"{self.settings.address}: not attached")
+        self._steps += 1
+        publish(self._attachment, self._steps, inputs)
+        request(self._attachment, self._steps, self.geometry.layers.index(layer), q, weights)
+        report = self._attachment.select_top_k(
+            inputs.plan(self._steps, self._attachment.epoch, [layer])
+        )
+        if report.status != pb.STEP_STATUS_ANSWERED:
+            raise ServiceUnavailable(f"step {self._steps}: {report.message}")
+        out.copy_(answers(self._attachment, self._steps, inputs.rows))
+        return report
 
     def _read_reports(self) -> None:
         if self._attachment is None:

@@ -17,10 +17,10 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.attachment import Attachment
 from indexer_client.errors import IndexerError
 from indexer_client.inputs import Fallback, StepInputs
+from indexer_client.staging import answers, check_tensors, publish, request
 from indexer_client.statistics import Statistics
 from indexer_client.telemetry import end_step
 from indexer_client.waiting import WaitEnd, wait_for_answer
-from ipc_handoff.banks import StagingSlot
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.stages import WorkerStage
 from ipc_handoff.stamps import StampRing
@@ -83,7 +83,7 @@ class Step:
             except IndexerError as error:
                 self._go_inline(f"plan: {error}")
             else:
-                self._publish(self._attachment)
+                publish(self._attachment, self.number, self.inputs)
         return self
 
     def __exit__(
@@ -112,34 +112,10 @@ class Step:
         end_step(trace, self._geometry, attributes, times, lost, error)
 
     def _plan(self, attachment: Attachment) -> pb.StepPlan:
-        inputs = self.inputs
-        plan = pb.StepPlan(
-            step=self.number,
-            epoch=attachment.epoch,
-            rows=inputs.rows,
-            requests=inputs.requests,
-            decode_requests=inputs.decode_requests,
-            rows_per_decode=inputs.rows_per_decode,
-            layers=self._pending,
-            max_length=inputs.max_length,
-        )
-        if inputs.exact_seq_lens is not None:
-            plan.exact.seq_lens.extend(inputs.exact_seq_lens)
+        plan = self.inputs.plan(self.number, attachment.epoch, self._pending)
         if self._trace is not None:
             plan.trace.CopyFrom(self._trace.context)
         return plan
-
-    def _slot(self, attachment: Attachment) -> StagingSlot:
-        return attachment.bank.staging[self._geometry.staging.slot_of(self.number)]
-
-    def _publish(self, attachment: Attachment) -> None:
-        """Stage what all layers share, then say so."""
-        slot, inputs = self._slot(attachment), self.inputs
-        slot.query_start[: inputs.requests + 1].copy_(inputs.query_start)
-        slot.seq_lens[: inputs.requests].copy_(inputs.seq_lens)
-        slot.block_table[: inputs.requests, : inputs.block_table.shape[1]].copy_(inputs.block_table)
-        attachment.bells.publish(self.number)
-        attachment.wake_service.ring()
 
     def select(
         self, layer: int, q: torch.Tensor, weights: torch.Tensor, *, out: torch.Tensor
@@ -155,38 +131,21 @@ class Step:
         Raises:
             ValueError: another layer, or a tensor of another shape or dtype.
         """
-        self._check(layer, q, weights, out)
+        if not self._pending or layer != self._pending[0]:
+            raise ValueError(f"layer: {layer}, the plan goes on with {self._pending[:1]}")
+        check_tensors(self._geometry, self.inputs.rows, q, weights, out)
         self.stage(layer, q, weights)
         answered = self.wait(layer)
         if not answered:
             self.compute_inline(layer, q, weights)
         return self.hand_back(layer, answered, out)
 
-    def _check(self, layer: int, q: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
-        g, rows = self._geometry, self.inputs.rows
-        if not self._pending or layer != self._pending[0]:
-            raise ValueError(f"layer: {layer}, the plan goes on with {self._pending[:1]}")
-        e4m3 = (torch.float8_e4m3fn, torch.uint8)
-        for name, tensor, dtypes, shape in (
-            ("q", q, e4m3, (rows, g.heads, g.head_dim)),
-            ("weights", weights, (torch.float32,), (rows, g.heads)),
-            ("out", out, (torch.int32,), (rows, g.top_k)),
-        ):
-            if tensor.dtype not in dtypes or tensor.shape != shape:
-                raise ValueError(
-                    f"{name}: {tensor.dtype} {list(tensor.shape)} (fix: {dtypes[0]} {list(shape)})"
-                )
-
     def stage(self, layer: int, q: torch.Tensor, weights: torch.Tensor) -> None:
         """Put q and weights where the service reads them, then ring."""
         ordinal = self._ordinals[layer]
         self._stamp(ordinal, WorkerStage.STAGE_BEGUN)
         if self._remote and self._attachment is not None:
-            slot, rows = self._slot(self._attachment), self.inputs.rows
-            slot.q[:rows].view(torch.uint8).copy_(q.view(torch.uint8))
-            slot.weights[:rows].copy_(weights)
-            self._attachment.bells.request(ordinal, self.number)
-            self._attachment.wake_service.ring()
+            request(self._attachment, self.number, ordinal, q, weights)
         self._stamp(ordinal, WorkerStage.REQUEST_RUNG)
 
     def wait(self, layer: int) -> bool:
@@ -211,8 +170,7 @@ class Step:
         """Write the selection into `out`: the only place that does."""
         self._pending.remove(layer)
         if answered and self._attachment is not None:
-            slot = self._geometry.answers.slot_of(self.number)
-            out.copy_(self._attachment.bank.answers[slot][: self.inputs.rows])
+            out.copy_(answers(self._attachment, self.number, self.inputs.rows))
             self._statistics.answered_layers += 1
         else:
             out.copy_(self._private)
