@@ -1,0 +1,57 @@
+"""Writing a step's inputs into its slot of the bank, and reading its answers from there.
+
+The order is the protocol's: data first, then the doorbell word, then the wake-up.
+"""
+
+import torch
+
+from indexer_client.attachment import Attachment
+from indexer_client.inputs import StepInputs
+from ipc_handoff.layout import HandoffGeometry
+
+_E4M3 = (torch.float8_e4m3fn, torch.uint8)
+
+
+def publish(attachment: Attachment, step: int, inputs: StepInputs) -> None:
+    """Stage what all layers of a step share, then say so."""
+    slot = attachment.bank.staging_of(step)
+    slot.query_start[: inputs.requests + 1].copy_(inputs.query_start)
+    slot.seq_lens[: inputs.requests].copy_(inputs.seq_lens)
+    slot.block_table[: inputs.requests, : inputs.block_table.shape[1]].copy_(inputs.block_table)
+    attachment.bells.publish(step)
+    attachment.wake_service.ring()
+
+
+def request(
+    attachment: Attachment, step: int, layer: int, q: torch.Tensor, weights: torch.Tensor
+) -> None:
+    """Stage q and weights of one layer (an ordinal), then ring."""
+    slot = attachment.bank.staging_of(step)
+    slot.q[: len(q)].view(torch.uint8).copy_(q.view(torch.uint8))
+    slot.weights[: len(weights)].copy_(weights)
+    attachment.bells.request(layer, step)
+    attachment.wake_service.ring()
+
+
+def answers(attachment: Attachment, step: int, rows: int) -> torch.Tensor:
+    """int32 [rows, top_k], in place; valid once the layer's answer has been waited for."""
+    return attachment.bank.answers_of(step)[:rows]
+
+
+def check_tensors(
+    geometry: HandoffGeometry,
+    rows: int,
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Raise ValueError, naming the tensor, unless all fit the step."""
+    for name, tensor, dtypes, shape in (
+        ("q", q, _E4M3, (rows, geometry.heads, geometry.head_dim)),
+        ("weights", weights, (torch.float32,), (rows, geometry.heads)),
+        ("out", out, (torch.int32,), (rows, geometry.top_k)),
+    ):
+        if tensor.dtype not in dtypes or tensor.shape != shape:
+            raise ValueError(
+                f"{name}: {tensor.dtype} {list(tensor.shape)} (fix: {dtypes[0]} {list(shape)})"
+            )
