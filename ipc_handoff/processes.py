@@ -20,6 +20,8 @@ class ProcessWatch:
                 self._descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
                 self._dead_on_arrival = True
+            except OSError:
+                pass  # Not allowed here (an old container's filter): never a proof.
 
     def fileno(self) -> int | None:
         """Readable once the process is dead; None if it cannot be watched."""
