@@ -52,6 +52,7 @@ class StepStream:
         finally:
             for task in self._tasks:
                 task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
@@ -68,7 +69,10 @@ class StepStream:
     async def _read(self, requests: AsyncIterator[pb.RunStepsRequest]) -> None:
         try:
             async for request in requests:
-                self._take(request)
+                refusal = self._take(request)
+                if refusal is not None:
+                    # Waits for room: who sends nonsense and does not read is not read either.
+                    await self._outgoing.put(refusal)
         except ServiceError as error:
             # An ended session's stream is closed by `_follow`, after its last reports.
             if self._session is None or not self._session.ended.done():
@@ -77,7 +81,8 @@ class StepStream:
         self._client_is_done = True
         self._end_if_all_is_answered()
 
-    def _take(self, request: pb.RunStepsRequest) -> None:
+    def _take(self, request: pb.RunStepsRequest) -> pb.StepReport | None:
+        """Submit a plan; the report of one that is refused at once."""
         if self._session is not None and request.session_id not in ("", self._session.id):
             raise invalid(
                 "session_id",
@@ -96,7 +101,8 @@ class StepStream:
             self._unanswered += 1
         except (ServiceError, HandoffError) as caught:
             error = caught if isinstance(caught, ServiceError) else of_handoff(caught)
-            self._put(_rejected(request.plan, error))
+            return _rejected(request.plan, error)
+        return None
 
     async def _follow(self, session: Session) -> None:
         """End the stream with its session, once the steps have reported."""
@@ -122,9 +128,8 @@ class StepStream:
             if isinstance(item, ServiceError):
                 raise item
             try:
-                await asyncio.wait_for(
-                    self._context.write(pb.RunStepsResponse(report=item)), self._write_seconds
-                )
+                async with asyncio.timeout(self._write_seconds):
+                    await self._context.write(pb.RunStepsResponse(report=item))
             except TimeoutError:
                 raise _unread() from None
 

@@ -1,0 +1,43 @@
+"""A service for each test module, and workers that leave when their test ends."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexer_service.settings import Settings
+from tests.service.support import LocalService, Worker, running
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
+    path = tmp_path_factory.mktemp("s") / "d" / "i.sock"
+    settings = Settings(address=f"unix:{path}", gate_bound_seconds=0.5, max_sessions=32)
+    with running(settings) as service:
+        yield service
+
+
+@pytest.fixture
+def make_worker(service: LocalService) -> Iterator[Callable[..., Worker]]:
+    """Makes workers of this module's service; what they leave behind is taken away."""
+    workers: list[Worker] = []
+
+    def make(of: LocalService = service, **fields: Any) -> Worker:
+        workers.append(Worker(of, **fields))
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.leave()
+
+
+@pytest.fixture
+def worker(make_worker: Callable[..., Worker]) -> Worker:
+    return make_worker().attach()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """For a service of the test's own."""
+    return Settings(address=f"unix:{tmp_path}/d/i.sock", gate_bound_seconds=0.5)
