@@ -8,9 +8,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -29,6 +30,13 @@ OnReport = Callable[[pb.StepReport], None]
 
 # An idle runner looks this often by itself; the wake-up is what makes it quick.
 _IDLE_SECONDS = 0.5
+
+
+def _sleep(wakeups: Sequence[Wakeup], seconds: float) -> None:
+    """Sleep until somebody rings. Callers test their condition again afterwards."""
+    sleep_until_any([wakeup.fileno() for wakeup in wakeups], seconds)
+    for wakeup in wakeups:
+        wakeup.clear()
 
 
 @dataclass(frozen=True)
@@ -56,17 +64,20 @@ class StepRunner:
     ) -> None:
         self._at = attachment
         self._bells = attachment.control.bells
+        self._submit_wakeup = Wakeup()
+        self._closing = threading.Event()
+        # What the executor is given does not lead back to the runner: together they hold the
+        # session's memory, and in a cycle they would hold it until the collector comes by.
+        self._sleep = partial(_sleep, (attachment.wake_service, self._submit_wakeup))
         self._executor = StepExecutor(
-            attachment, engine, settings.gate_bound_seconds, self._sleep, lambda: self._closing
+            attachment, engine, settings.gate_bound_seconds, self._sleep, self._closing.is_set
         )
         self._settings = settings
         self._use_ring = use_ring
         self._observer = observer
         self._submitted: deque[tuple[pb.StepPlan, OnReport]] = deque()
         self._submit_lock = threading.Lock()
-        self._submit_wakeup = Wakeup()
         self._finishing = False
-        self._closing = False
         self._close_lock = threading.Lock()
         # `quiesced` takes both, the runner the first one only in passing: it cannot starve them.
         self._turnstile = threading.Lock()
@@ -130,7 +141,8 @@ class StepRunner:
         with self._close_lock:
             before = self.cancelled_steps
             self._finishing = True
-            self._closing = self._closing or not finish
+            if not finish:
+                self._closing.set()
             if self._thread.is_alive():
                 self._submit_wakeup.ring()
                 self._thread.join()
@@ -155,7 +167,7 @@ class StepRunner:
 
     def _next_plan(self) -> tuple[pb.StepPlan, OnReport] | None:
         """The next plan; None when the attachment ends."""
-        while not self._closing and not self._bells.is_detached():
+        while not self._closing.is_set() and not self._bells.is_detached():
             if self._submitted:
                 return self._submitted.popleft()
             payload = self._at.control.plans.take() if self._use_ring else None
@@ -176,13 +188,6 @@ class StepRunner:
             # The checksum held, so the worker wrote this: its wait ends by its bound.
             logger.exception("epoch %d: a plan that cannot be parsed", self._at.epoch)
             return None
-
-    def _sleep(self, seconds: float) -> None:
-        """Sleep until somebody rings. Callers test their condition again afterwards."""
-        wakeups = (self._at.wake_service, self._submit_wakeup)
-        sleep_until_any([wakeup.fileno() for wakeup in wakeups], seconds)
-        for wakeup in wakeups:
-            wakeup.clear()
 
     def _run_step(self, plan: pb.StepPlan, on_report: OnReport) -> None:
         began = time.monotonic_ns()
