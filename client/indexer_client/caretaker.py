@@ -86,6 +86,8 @@ class Caretaker:
                 attachment.release(self._pool)
             else:
                 attachment.close(self._pool)
+        # They call this object back: in a circle they would keep their banks mapped.
+        self._ready = self._in_use = None
         self._pool.close()
 
     def _run(self) -> None:

@@ -88,6 +88,7 @@ class Session:
     ) -> None:
         self._check_process()
         self._caretaker.close(self._attachment)
+        self._attachment = None
         if self._tracing is not None:
             self._tracing.close()
 
