@@ -12,6 +12,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from ipc_handoff import layout
 from ipc_handoff.layout import CACHE_LINE, MESSAGE_BYTES, REPORTED_FAULTS, Area, HandoffGeometry
 from ipc_handoff.stages import SERVICE_STAGES
+from tests.ipc_handoff.properties import unhurried
 from tests.ipc_handoff.support import GEOMETRY
 
 # Change it together with LAYOUT_VERSION only.
@@ -39,6 +40,7 @@ def overlap(areas: list[Area]) -> list[tuple[str, str]]:
     return [(a.name, b.name) for a, b in pairs if a.offset < b.end and b.offset < a.end]
 
 
+@unhurried
 @given(geometries)
 def test_areas_are_apart_on_cache_lines_and_inside(geometry: HandoffGeometry) -> None:
     for areas, size in (
@@ -100,6 +102,7 @@ def test_fingerprint_tells_row_strides_apart_that_fill_the_same_areas() -> None:
     assert base.fingerprint != other.fingerprint
 
 
+@unhurried
 @given(geometries, geometries)
 def test_fingerprints_are_equal_only_for_equal_geometries(
     one: HandoffGeometry, other: HandoffGeometry
@@ -190,6 +193,7 @@ def largest_report(geometry: HandoffGeometry) -> bytes:
     return report.SerializeToString()
 
 
+@unhurried
 @given(geometries)
 def test_the_largest_plan_and_report_fit_into_their_slots(geometry: HandoffGeometry) -> None:
     assert len(largest_plan(geometry)) <= geometry.control.plan_slot - SLOT_HEAD

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from ipc_handoff.descriptors import DescriptorServer
 from ipc_handoff.errors import RegionError
 from ipc_handoff.regions import DTYPES, HostMemory, SharedTensor, TensorSpec
+from tests.ipc_handoff.properties import unhurried
 from tests.ipc_handoff.support import is_mapped, no_descriptor_leaks, peer
 
 SIZE = 1 << 16
@@ -22,8 +24,15 @@ BYTES = TensorSpec((SIZE,), torch.uint8)
 NONCE = bytes(range(16))
 
 
-def files_in_dev_shm() -> list[str]:
-    return sorted(os.listdir("/dev/shm"))
+def files_in_dev_shm(*pids: int) -> list[str]:
+    """Named shared memory that these processes hold: it would outlive a kill."""
+    held = []
+    for pid in pids:
+        held += Path(f"/proc/{pid}/maps").read_text().splitlines()
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # the listing's own
+                held.append(os.readlink(link))
+    return [name for name in held if "/dev/shm/" in name]
 
 
 @pytest.fixture
@@ -39,7 +48,7 @@ def server(tmp_path: Path) -> Iterator[DescriptorServer]:
 def test_a_worker_s_memory_is_read_and_written_here_and_survives_its_kill(
     server: DescriptorServer, tmp_path: Path
 ) -> None:
-    files, inbox = files_in_dev_shm(), server.expect(NONCE, lambda: None)
+    inbox = server.expect(NONCE, lambda: None)
     with peer("own_memory", tmp_path / "descriptors", NONCE.hex(), SIZE) as child:
         assert child.hear() == "sent"
         descriptor = inbox.take(16)
@@ -55,15 +64,14 @@ def test_a_worker_s_memory_is_read_and_written_here_and_survives_its_kill(
         # A strided view at an offset: rows of 16 bytes, 100 apart.
         view = memory.tensor(52, 1000, TensorSpec((5, 4), torch.int32, (25, 1)), "y")
         assert torch.equal(view.view(torch.uint8)[3], tensor[352:368])
+        assert files_in_dev_shm(os.getpid(), child.pid) == []
     assert int(tensor[1000]) == 7
     tensor.fill_(1)
     assert int(tensor.sum()) == SIZE
     memory.close()
-    assert files_in_dev_shm() == files
 
 
 def test_a_service_that_is_killed_leaves_the_owner_s_memory_as_it_was() -> None:
-    files = files_in_dev_shm()
     memory = HostMemory.create(SIZE, "kept")
     tensor = memory.tensor(0, SIZE, BYTES, "x")
     tensor.fill_(5)
@@ -72,9 +80,9 @@ def test_a_service_that_is_killed_leaves_the_owner_s_memory_as_it_was() -> None:
         assert child.ask(17) == "5"
         tensor[17] = 6
         assert child.ask(17) == "6"
+        assert files_in_dev_shm(os.getpid(), child.pid) == []
     assert int(tensor.sum()) == 5 * SIZE + 1
     memory.close()
-    assert files_in_dev_shm() == files
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +300,7 @@ def test_a_view_is_refused_with(what: str, memory: HostMemory) -> None:
     assert "(fix: " in str(refused.value)
 
 
+@unhurried
 @given(
     offset=st.integers(-8, 4104),
     byte_size=st.integers(-8, 4104),

@@ -14,6 +14,7 @@ from ipc_handoff import ring
 from ipc_handoff.errors import RingFull, RingLapped
 from ipc_handoff.ring import RingConsumer, RingProducer
 from ipc_handoff.words import WORD_MAX
+from tests.ipc_handoff.properties import unhurried
 
 CAPACITY, SLOT = 4, 64
 HEAD = 16
@@ -83,6 +84,7 @@ class RingAgainstModel(RuleBasedStateMachine):
 
 
 TestRingAgainstModel = RingAgainstModel.TestCase
+TestRingAgainstModel.settings = unhurried
 
 
 # The checksum.
@@ -95,6 +97,7 @@ def take_or_nothing(consumer: RingConsumer) -> bytes | None:
         return None
 
 
+@unhurried
 @given(payloads, st.integers(0, SLOT - 1), st.integers(1, 255))
 def test_a_corrupt_byte_is_never_delivered(payload: bytes, position: int, flip: int) -> None:
     memory = Memory()
@@ -104,6 +107,7 @@ def test_a_corrupt_byte_is_never_delivered(payload: bytes, position: int, flip: 
     assert got == (payload if position >= HEAD + len(payload) else None)
 
 
+@unhurried
 @given(payloads, st.lists(st.tuples(st.integers(0, SLOT - 1), st.integers(0, 255)), max_size=8))
 def test_many_corrupt_bytes_are_never_delivered(
     payload: bytes, writes: list[tuple[int, int]]
@@ -115,6 +119,7 @@ def test_many_corrupt_bytes_are_never_delivered(
     assert take_or_nothing(memory.consumer) in (None, payload)
 
 
+@unhurried
 @given(st.binary(max_size=CAPACITY * SLOT))
 def test_garbage_is_never_delivered(garbage: bytes) -> None:
     memory = Memory()
@@ -432,7 +437,7 @@ def test_an_unreadable_slot_is_asked_for_again_and_not_skipped() -> None:
     assert [memory.consumer.take(), memory.consumer.take()] == [b"first", b"second"]
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 40))
 def test_sequences_go_on_over_many_turns_of_any_capacity(capacity: int, turns: int) -> None:
     memory = Memory(capacity)

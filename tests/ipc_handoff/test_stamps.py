@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ipc_handoff.layout import stamp_block_bytes
 from ipc_handoff.stamps import StampRing
+from tests.ipc_handoff.properties import unhurried
 from tests.ipc_handoff.support import RawMemory, peer
 
 LAYERS, STAGES, STEPS = 3, 5, 4
@@ -79,6 +80,7 @@ def test_a_stamp_of_a_step_that_never_began_is_dropped() -> None:
     assert ring.read(2) == [[0] * STAGES] * LAYERS
 
 
+@unhurried
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, LAYERS - 1)), max_size=60))
 def test_only_the_newest_step_of_a_block_is_shown(moves: list[tuple[int, int]]) -> None:
     """Steps in any order; each stamp holds its step's number."""

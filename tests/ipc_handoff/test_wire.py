@@ -16,6 +16,7 @@ from ipc_handoff.wire import (
     layout_message,
     region_spec,
 )
+from tests.ipc_handoff.properties import unhurried
 from tests.ipc_handoff.support import GEOMETRY
 
 
@@ -36,6 +37,7 @@ def test_a_geometry_message_has_every_field_set() -> None:
     assert named == set(pb.Geometry.DESCRIPTOR.fields_by_name)
 
 
+@unhurried
 @given(
     st.lists(st.integers(1, 2**14), min_size=1, max_size=4),
     st.sampled_from(list(DTYPES.values())),
