@@ -54,7 +54,15 @@ class Engine(Protocol):
         """
 
 
-def create_engine(name: str, workspace_bytes: int) -> Engine:
+@dataclass(frozen=True)
+class EngineSettings:
+    """workspace_bytes: most bytes of any temporary; cpu_threads: of one selection on the CPU."""
+
+    workspace_bytes: int
+    cpu_threads: int
+
+
+def create_engine(name: str, settings: EngineSettings) -> Engine:
     """The engine called `name`; "" and "auto" choose.
 
     Raises:
@@ -64,4 +72,4 @@ def create_engine(name: str, workspace_bytes: int) -> Engine:
     if chosen not in _ENGINES:
         raise invalid("engine", f"{name!r} is not here", f"auto, {', '.join(_ENGINES)}")
     module, _, attribute = _ENGINES[chosen].partition(":")
-    return cast(Engine, getattr(import_module(module), attribute)(workspace_bytes))
+    return cast(Engine, getattr(import_module(module), attribute)(settings))

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
-from indexer_service.engine import Engine, create_engine
+from indexer_service.engine import Engine, EngineSettings, create_engine
 from indexer_service.errors import ServiceError, StartError
 from indexer_service.events import StepObserver
 from indexer_service.guard import Guard
@@ -102,7 +102,7 @@ class Service:
         )
         await self._server.start()
         self.address = await self._listener.publish()
-        logger.info("listening on %s, warming up %s", self.address, reporter.version)
+        logger.info("dsa-indexer %s listens on %s", reporter.version, self.address)
         await self._warm_up()
         table.refusal = None
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
@@ -139,22 +139,18 @@ class Service:
 
 def _engine(settings: Settings) -> Engine:
     try:
-        return create_engine(settings.engine, settings.workspace_bytes)
+        return create_engine(
+            settings.engine, EngineSettings(settings.workspace_bytes, settings.cpu_threads)
+        )
     except ServiceError as error:
         raise StartError(str(error)) from None
 
 
-async def serve(
-    settings: Settings,
-    *,
-    tracing: Tracing | None = None,
-    on_serving: Callable[[str], None] | None = None,
-) -> None:
+async def serve(settings: Settings, *, tracing: Tracing | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Args:
         tracing: where spans of steps and calls go.
-        on_serving: called once with the address, when sessions are accepted.
 
     Raises:
         StartError: the service cannot start.
@@ -175,8 +171,6 @@ async def serve(
         await asyncio.wait({asked, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            if on_serving is not None:
-                on_serving(service.address)
             await asked
     finally:
         starting.cancel()

@@ -63,6 +63,7 @@ class Settings(BaseSettings):
         10.0, ge=0, le=3600, description="time for running steps to end at SIGTERM"
     )
     engine: str = Field("auto", description="auto, or an engine by name")
+    cpu_threads: int = Field(1, ge=1, le=1024, description="threads of one selection on the CPU")
     placement: Literal["cpu"] = Field("cpu", description="where selections are computed")
     trace_file: Path | None = Field(None, description="JSON-lines file for finished spans")
     trace_console: bool = Field(False, description="print finished spans")

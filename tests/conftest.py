@@ -3,6 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
+
+# Small selections gain nothing from more threads, and threads that wait for each other take the
+# cores away from the other processes of a test.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

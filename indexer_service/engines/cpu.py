@@ -4,23 +4,21 @@ from collections.abc import Callable
 
 import torch
 
-from indexer_service.engine import LayerInputs
+from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.kernels.configuration import Configuration, configuration
 from indexer_service.kernels.step import select_step
 
 
 class CpuEngine:
-    """See `indexer_service.engine.Engine`.
-
-    Args:
-        workspace_bytes: most bytes of any temporary.
-    """
+    """See `indexer_service.engine.Engine`. Sets the number of torch's threads in this process."""
 
     configuration: Configuration
 
-    def __init__(self, workspace_bytes: int) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self.configuration = configuration("cpu-reference")
-        self._workspace = workspace_bytes
+        self._workspace = settings.workspace_bytes
+        # Every session's thread would bring as many: where they outnumber the cores, they spin.
+        torch.set_num_threads(settings.cpu_threads)
 
     def warm_up(self) -> None:
         heads, dim, page = 16, 128, 64

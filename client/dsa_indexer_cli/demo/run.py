@@ -40,6 +40,8 @@ def run_demo(trace_file: Path, varied_steps: int, progress: Progress) -> DemoRes
         progress: told what is being done, once a step.
     """
     began = time.monotonic()
+    # As the service: with both processes on few cores, more threads only take turns spinning.
+    torch.set_num_threads(1)
     trace_file.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="dsa-indexer-demo-") as folder:
         demo = _Demo(load(), Path(folder), trace_file, progress)

@@ -14,9 +14,9 @@ _STOP_SECONDS = 15.0
 
 
 class ServiceProcess:
-    """`dsa-indexer serve` at `address`; logs go to `log`."""
+    """`dsa-indexer serve` at `address`; logs go to `log`, spans to `trace_file` if one is given."""
 
-    def __init__(self, address: str, trace_file: Path, log: Path) -> None:
+    def __init__(self, address: str, trace_file: Path | None, log: Path) -> None:
         self._address = address
         self._trace_file = trace_file
         self._log = log
@@ -29,7 +29,8 @@ class ServiceProcess:
             RuntimeError: it ended, or did not serve in time.
         """
         command = [sys.executable, "-m", "dsa_indexer_cli", "serve", "--address", self._address]
-        command += ["--trace-file", str(self._trace_file)]
+        if self._trace_file is not None:
+            command += ["--trace-file", str(self._trace_file)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + _START_SECONDS
