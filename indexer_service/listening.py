@@ -14,6 +14,7 @@ import grpc.aio
 from indexer_service.errors import StartError
 from indexer_service.settings import Settings
 from indexer_service.socket_directory import SocketDirectory
+from indexer_service.threads import in_thread
 from ipc_handoff.addresses import UNIX, socket_path
 from ipc_handoff.descriptors import DescriptorServer
 
@@ -74,7 +75,13 @@ class UnixListener:
         self.descriptor_socket = ""
 
     async def bind(self, server: grpc.aio.Server) -> None:
-        await asyncio.to_thread(self._files.claim)
+        claim = asyncio.ensure_future(in_thread(self._files.claim))
+        try:
+            await asyncio.shield(claim)
+        except asyncio.CancelledError:
+            # What was begun must be known before it can be undone.
+            await asyncio.wait([claim])
+            raise
         self.descriptor_socket = self._files.descriptor_path.name
         try:
             self.descriptors = DescriptorServer(str(self._files.descriptor_path))
@@ -90,8 +97,8 @@ class UnixListener:
 
     async def close(self) -> None:
         if self.descriptors is not None:
-            await asyncio.to_thread(self.descriptors.close)
-        await asyncio.to_thread(self._files.withdraw)
+            await in_thread(self.descriptors.close)
+        await in_thread(self._files.withdraw)
 
 
 @dataclass(frozen=True)

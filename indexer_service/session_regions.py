@@ -252,6 +252,10 @@ class SessionRegions:
         if other is not None:
             # Mapped for the other kind of access: each mapping owns a descriptor.
             return os.dup(other.memory.fileno())
+        if self._inbox is None:
+            raise precondition(
+                f"{name}.host", "no host memory is shared over TCP", "the service's Unix socket"
+            )
         taken = self._take(access.token)
         if taken is None:
             raise precondition(

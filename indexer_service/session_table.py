@@ -11,7 +11,6 @@ from functools import partial
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.agreement import Agreement, agree
 from indexer_service.errors import (
-    ServiceError,
     exhausted,
     not_found,
     precondition,
@@ -37,6 +36,9 @@ class SessionTable:
 
     Args:
         descriptors: the descriptor socket; None over TCP.
+
+    Attributes:
+        refusal: makes the error that OpenSession gets; None while sessions are accepted.
     """
 
     def __init__(
@@ -51,8 +53,8 @@ class SessionTable:
         # Ascending over restarts: no service opens a million sessions a millisecond.
         self._next_epoch = (time.time_ns() // 1_000_000) << _EPOCHS_A_MILLISECOND
         self._reaper = asyncio.create_task(self._look_after_sessions())
-        self.refusal: ServiceError | None = unavailable(
-            "service", "is warming up", "wait until its health is SERVING"
+        self.refusal: Ending | None = partial(
+            unavailable, "service", "is warming up", "wait until its health is SERVING"
         )
 
     @property
@@ -159,7 +161,7 @@ class SessionTable:
 
         Returns within `grace_seconds`, and a little for unmapping.
         """
-        self.refusal = unavailable("service", "is shutting down", "try its successor")
+        self.refusal = partial(unavailable, "service", "is shutting down", "try its successor")
         ends: list[asyncio.Future[int]] = []
         for session in self.sessions:
             ending = partial(unavailable, "service", "is shutting down", _OPEN_ANOTHER)
@@ -178,7 +180,7 @@ class SessionTable:
 
     def _check_accepting(self) -> None:
         if self.refusal is not None:
-            raise self.refusal
+            raise self.refusal()
 
     def _take_epoch(self) -> int:
         self._next_epoch += 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from indexer_service.settings import Settings
-from tests.service.support import LocalService, Worker, running
+from tests.service.support import LocalService, ServiceProcess, Worker, running
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +41,13 @@ def worker(make_worker: Callable[..., Worker]) -> Worker:
 def settings(tmp_path: Path) -> Settings:
     """For a service of the test's own."""
     return Settings(address=f"unix:{tmp_path}/d/i.sock", gate_bound_seconds=0.5)
+
+
+@pytest.fixture
+def processes() -> Iterator[list[ServiceProcess]]:
+    started: list[ServiceProcess] = []
+    yield started
+    for service in started:
+        if service.process.poll() is None:
+            service.process.kill()
+            service.process.wait()

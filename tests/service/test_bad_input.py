@@ -421,6 +421,14 @@ def test_a_message_over_the_limit(service: LocalService) -> None:
     assert "larger than max" in caught.value.details()
 
 
+def test_a_message_over_the_limit_in_a_stream(worker: Worker) -> None:
+    plan = worker.plan(exact=pb.ExactValues(seq_lens=[2**31 - 1] * (1 << 20)))
+    with pytest.raises(grpc.RpcError) as caught:
+        list(worker.stub.RunSteps(iter([pb.RunStepsRequest(session_id=worker.id, plan=plan)])))
+    assert caught.value.code() == EXHAUSTED
+    assert worker.works()
+
+
 @pytest.mark.parametrize("call", ["OpenSession", "RegisterRegions", "GetStatus"])
 def test_bytes_that_are_no_message_in(call: str, service: LocalService) -> None:
     method = service.channel().unary_unary(f"/dsa_indexer.v1.IndexerService/{call}")

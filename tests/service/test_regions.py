@@ -109,7 +109,6 @@ def test_memory_that_is_only_read_is_mapped_read_only(make_worker: MakeWorker) -
                     found.setdefault(name, set()).add(line.split()[1])
         return found
 
-    before = of_bank()
     worker = make_worker().attach()
     assert worker.works()
     # The worker's own mappings, in this same process, are writable.
@@ -117,7 +116,6 @@ def test_memory_that_is_only_read_is_mapped_read_only(make_worker: MakeWorker) -
     assert of_bank()["k_cache"] == {"rw-s", "r--s"}
     assert of_bank()["control0"] == {"rw-s"}
     assert of_bank()["answers0"] == {"rw-s"}
-    assert set(before) <= set(of_bank())
 
 
 @pytest.mark.parametrize("bad", [0, 2, 4])

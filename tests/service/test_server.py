@@ -1,0 +1,255 @@
+"""The service as a whole: health, reflection, warm-up, shutdown, and faults of its own."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from dsa_indexer.v1 import indexer_pb2_grpc as rpc
+from indexer_service.engine import LayerInputs
+from indexer_service.engines.cpu import CpuEngine
+from indexer_service.errors import StartError
+from indexer_service.server import SERVICE_NAME, Service
+from indexer_service.settings import Settings
+from indexer_service.status import StatusReporter
+from tests.service.support import (
+    LocalService,
+    ServiceProcess,
+    Worker,
+    eventually,
+    is_served_by,
+    open_request,
+    refused,
+    running,
+)
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class HeldEngine(CpuEngine):
+    """Holds warm-up or selections until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 24)
+        self.warm, self.go, self.selecting = threading.Event(), threading.Event(), threading.Event()
+        self.warm.set()
+
+    def warm_up(self) -> None:
+        self.warm.wait(20)
+        self.go.set()
+        super().warm_up()
+        self.go.clear()
+        self.selecting.clear()
+
+    def select(
+        self, inputs: LayerInputs, top_k: int, out: torch.Tensor, on_stage: Callable[[str], None]
+    ) -> None:
+        self.selecting.set()
+        self.go.wait(20)
+        super().select(inputs, top_k, out, on_stage)
+
+
+class BrokenEngine(CpuEngine):
+    def __init__(self) -> None:
+        super().__init__(1 << 24)
+
+    def warm_up(self) -> None:
+        raise RuntimeError("no such device")
+
+
+def health(service: LocalService, name: str = "") -> int:
+    stub = health_pb2_grpc.HealthStub(service.channel())
+    return stub.Check(health_pb2.HealthCheckRequest(service=name)).status
+
+
+def test_health_is_serving_for_the_server_and_the_service(service: LocalService) -> None:
+    assert health(service) == SERVING
+    assert health(service, SERVICE_NAME) == SERVING
+
+
+def test_reflection_shows_the_contract(service: LocalService) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(service.channel())
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    answer = next(stub.ServerReflectionInfo(iter([request])))
+    names = {found.name for found in answer.list_services_response.service}
+    assert {SERVICE_NAME, "grpc.health.v1.Health"} <= names
+    pool = DescriptorPool(ProtoReflectionDescriptorDatabase(service.channel()))
+    methods = {method.name for method in pool.FindServiceByName(SERVICE_NAME).methods}
+    assert methods == {
+        method.name for method in pb.DESCRIPTOR.services_by_name["IndexerService"].methods
+    }
+
+
+def test_while_warming_it_answers_and_takes_no_session(settings: Settings) -> None:
+    engine = HeldEngine()
+    engine.warm.clear()
+    service = LocalService(settings, engine=engine)
+    starting = threading.Thread(target=service.start)
+    starting.start()
+    try:
+        path = service.directory / "i.sock"
+        assert eventually(path.is_socket)
+        assert health(service) == NOT_SERVING
+        assert not service.status().serving
+        with refused(UNAVAILABLE, "service", "warming"):
+            service.stub().OpenSession(open_request())
+        engine.warm.set()
+        starting.join()
+        assert health(service) == SERVING
+        assert service.status().serving
+    finally:
+        engine.warm.set()
+        starting.join()
+        service.stop()
+
+
+def test_an_engine_that_does_not_work_stops_the_start(settings: Settings) -> None:
+    with (
+        pytest.raises(StartError, match=r"engine: .*no such device.*\(fix: "),
+        running(settings, engine=BrokenEngine()),
+    ):
+        pass
+    assert not os.path.exists(settings.address.removeprefix("unix:"))
+
+
+def test_an_unknown_engine_is_refused_at_the_start(settings: Settings) -> None:
+    with pytest.raises(StartError, match=r"engine: 'abacus'.*\(fix: "):
+        Service(settings.model_copy(update={"engine": "abacus"}))
+
+
+def test_one_sessions_long_step_holds_up_nobody(settings: Settings) -> None:
+    engine = HeldEngine()
+    with running(settings, engine=engine) as service:
+        slow, other = Worker(service).attach(), Worker(service).attach()
+        plan = slow.plan()
+        slow.stage(plan)
+        request = pb.SelectTopKRequest(session_id=slow.id, plan=plan)
+        call = slow.stub.SelectTopK.future(request)
+        assert engine.selecting.wait(5)
+        closing = slow.stub.CloseSession.future(
+            pb.CloseSessionRequest(session_id=slow.id, epoch=slow.epoch)
+        )
+        # Draining waits for the engine; meanwhile everybody else is served.
+        for _ in range(12):
+            Worker(service).attach().leave()
+        assert other.keep_alive()
+        assert not closing.done()
+        assert service.status().mapped_bytes > 0
+        engine.go.set()
+        assert call.result(5).report.status == pb.STEP_STATUS_CANCELLED
+        assert closing.result(5).cancelled_steps == 1
+        assert other.works()
+
+
+def test_stopping_answers_the_steps_that_have_arrived(settings: Settings) -> None:
+    engine = HeldEngine()
+    service = LocalService(settings, engine=engine).start()
+    worker = Worker(service).attach()
+    plan = worker.plan()
+    length = worker.stage(plan)
+    call = worker.stub.SelectTopK.future(pb.SelectTopKRequest(session_id=worker.id, plan=plan))
+    idle = worker.stub.RunSteps(
+        iter([pb.RunStepsRequest(session_id=worker.id, plan=worker.plan(layers=[99]))])
+    )
+    assert engine.selecting.wait(5)
+    other = service.stub()
+    other.GetStatus(pb.GetStatusRequest())
+    stopping = threading.Thread(target=lambda: service._call(service.service.stop()))
+    stopping.start()
+    assert eventually(lambda: health(service) == NOT_SERVING)
+    with refused(UNAVAILABLE, "service", "shutting down"):
+        other.OpenSession(open_request())
+    with refused(UNAVAILABLE, "service", "shutting down"):
+        worker.keep_alive()
+    engine.go.set()
+    assert call.result(5).report.status == pb.STEP_STATUS_ANSWERED
+    assert worker.answer(plan)[:length] == list(range(length))
+    assert next(idle).report.status == pb.STEP_STATUS_REJECTED
+    stopping.join(5)
+    assert worker.bank.control.bells.is_drained()
+    assert not service.directory.exists()
+    worker.leave()
+
+
+def test_stopping_does_not_wait_for_a_step_beyond_its_grace(settings: Settings) -> None:
+    bounds = {"shutdown_grace_seconds": 1.0, "gate_bound_seconds": 30.0}
+    service = LocalService(settings.model_copy(update=bounds)).start()
+    worker = Worker(service).attach()
+    call = worker.stub.SelectTopK.future(
+        pb.SelectTopKRequest(session_id=worker.id, plan=worker.plan())
+    )
+    assert eventually(lambda: service.status().sessions[0].last_step == 1)
+    began = time.monotonic()
+    service._call(service.service.stop())
+    assert time.monotonic() - began < 2
+    assert call.exception(5) is None or call.code() == UNAVAILABLE
+    worker.leave()
+
+
+def test_a_fault_of_the_services_own_is_internal_and_logged(
+    service: LocalService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: StatusReporter) -> pb.GetStatusResponse:
+        raise ZeroDivisionError("secret detail")
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
+        patched.setattr(StatusReporter, "status", fail)
+        with pytest.raises(grpc.RpcError) as caught:
+            service.status()
+    assert caught.value.code() == grpc.StatusCode.INTERNAL
+    assert "secret" not in caught.value.details()
+    assert "secret detail" in caplog.text
+    assert service.status().serving
+
+
+def test_a_client_that_hangs_up_leaves_the_call_finished(settings: Settings) -> None:
+    """A registration goes to its end even if nobody waits for it any more."""
+    with running(settings) as service:
+        worker = Worker(service)
+        worker.send_wakeups()
+        regions = [*worker.bank_regions(), *worker.k_cache_regions()]
+        request = pb.RegisterRegionsRequest(
+            session_id=worker.id, epoch=worker.epoch, regions=regions
+        )
+        for _ in range(5):
+            worker.stub.RegisterRegions.future(request).cancel()
+        worker.stub.RegisterRegions.future(request, timeout=0.001).exception()
+        time.sleep(0.2)
+        assert service.status().sessions[0].mapped_bytes in (0, service.status().mapped_bytes)
+        worker.close()
+        assert service.status().mapped_bytes == 0
+        worker.leave()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_cleanly(
+    number: int, tmp_path: Path, processes: list[ServiceProcess]
+) -> None:
+    path = tmp_path / "d" / "i.sock"
+    process = ServiceProcess(path, tmp_path / "log", shutdown_grace_seconds=3)
+    processes.append(process)
+    process.wait_until_serving()
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        stub = rpc.IndexerServiceStub(channel)
+        stub.OpenSession(open_request())
+        process.signal(number)
+        assert process.process.wait(10) == 0
+    assert not path.parent.exists()
+    assert not is_served_by(path, process.process.pid)
+    assert "Traceback" not in process.log.read_text()
