@@ -417,8 +417,8 @@ def test_a_peer_that_never_reads_its_replies_is_dropped_and_never_blocks_the_ser
         with pytest.raises(OSError):
             for _ in range(100_000):
                 raw.sock.send(b"nonsense")
-    assert eventually(lambda: service.gone == ["worker"])
-    assert service.is_alive()
+        assert service.is_alive()
+        assert eventually(lambda: service.gone == ["worker"])
 
 
 def test_forget_closes_what_was_not_taken_and_refuses_what_comes_later(
