@@ -11,7 +11,7 @@ import torch
 
 from indexer_client import ClientSettings, Session, Source
 from tests.e2e.conftest import Start
-from tests.support.processes import ServiceProcess, eventually
+from tests.support.processes import eventually, nothing_mapped
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 # Far more than any step takes, also on a busy machine.
@@ -151,11 +151,6 @@ def _silence_keep_alives(patch: pytest.MonkeyPatch, share: random.Random) -> Non
     patch.setattr(Attachment, "keep_alive", sometimes)
 
 
-def _mapped_nothing(service: ServiceProcess) -> bool:
-    status = service.status()
-    return status.mapped_bytes == 0 and not status.sessions and not service.mapped_memories()
-
-
 def test_eight_workers_of_different_geometries_while_sessions_come_and_go(
     start: Start,
     client_settings: ClientSettings,
@@ -187,4 +182,4 @@ def test_eight_workers_of_different_geometries_while_sessions_come_and_go(
     # Leases end now and then; nearly all the work is the service's.
     assert sources.count(Source.SERVICE) > 0.7 * len(sources)
     assert crowd.slowest < LONGEST_STEP
-    assert eventually(lambda: _mapped_nothing(service))
+    assert eventually(lambda: nothing_mapped(service))

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from dsa_indexer_cli.demo.cases import Case, Workload
-from dsa_indexer_cli.demo.compare import indistinguishable_rows, same_rows
-from dsa_indexer_cli.demo.recorded import DECODE_LAYER, PREFILL_LAYER, recorded_workload
 
 from attention_worker.fallback import InlineSelector
 from attention_worker.kernels import sparse_mla
+from dsa_indexer_cli.demo.cases import Case, Workload
+from dsa_indexer_cli.demo.compare import indistinguishable_rows, same_rows
+from dsa_indexer_cli.demo.recorded import DECODE_LAYER, PREFILL_LAYER, recorded_workload
 from indexer_client import ClientSettings, Session, Source
 from tests.data import recording
 from tests.e2e.conftest import Start

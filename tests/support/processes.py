@@ -33,13 +33,16 @@ STOP_SECONDS = 30.0
 
 
 def descriptors(pid: int | None = None) -> list[str]:
-    """What the open descriptors of a process (default: this one) are, without inode numbers."""
+    """What a process (default: this one) has open, without inode numbers.
+
+    Pipes are left out: tests hold one for each process that they forked.
+    """
     found = []
     folder = f"/proc/{pid or os.getpid()}/fd"
     for name in os.listdir(folder):
         with suppress(OSError):
             found.append(os.readlink(f"{folder}/{name}").split(":[")[0])
-    return sorted(found)
+    return sorted(kind for kind in found if kind != "pipe")
 
 
 def mapped_memories(pid: int | None = None) -> list[str]:
@@ -155,3 +158,14 @@ def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def nothing_mapped(service: ServiceProcess) -> bool:
+    """Whether the service has no session and no memory of one."""
+    status = service.status()
+    return not status.sessions and status.mapped_bytes == 0 and not service.mapped_memories()
+
+
+def left_in(directory: Path) -> list[str]:
+    """Files in a directory that may be gone; its maker takes it away, a successor does not."""
+    return os.listdir(directory) if directory.exists() else []

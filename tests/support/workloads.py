@@ -240,9 +240,7 @@ class Checker:
             answers.append(out)
         return answers
 
-    def check(
-        self, number: int, layer: int, out: torch.Tensor, case: Case, source: Source
-    ) -> None:
+    def check(self, number: int, layer: int, out: torch.Tensor, case: Case, source: Source) -> None:
         if len(self.sources) == 0:
             self.sources.append([])
         self.sources[-1].append(source)

@@ -1,0 +1,79 @@
+"""A worker killed or frozen at random moments, while another worker's steps go on."""
+
+import random
+import time
+
+from indexer_client import ClientSettings, Source
+from tests.e2e.conftest import Start
+from tests.support.processes import eventually, nothing_mapped
+from tests.support.runs import SOON, Run, later, running
+from tests.support.workers import WorkerProcess
+
+MOMENTS = 20
+LONGEST_MOMENT = 0.08
+LEASE = 0.6
+
+
+def _until_answered(worker: WorkerProcess, bystander: Run, more: int) -> None:
+    """Steps of the bystander until the service has answered `more` layers of the worker."""
+    wanted = worker.answered + more
+    bystander.until(lambda: worker.answered >= wanted or not worker.is_alive, 2 * SOON)
+    assert worker.is_alive
+
+
+def test_killed_at_random_moments(
+    start: Start, client_settings: ClientSettings, moments: random.Random
+) -> None:
+    service = start()
+    seed = moments.randrange(2**20)
+    with running(client_settings, seed) as bystander:
+        bystander.attached_steps(SOON)
+        theirs = 0
+        for number in range(MOMENTS):
+            worker = WorkerProcess(seed + 1 + number, client_settings)
+            _until_answered(worker, bystander, 1)
+            timer = later(moments.uniform(0, LONGEST_MOMENT), worker.kill)
+            bystander.until(lambda: not worker.is_alive)  # noqa: B023
+            timer.join()
+            assert worker.wait() == -9
+            # Its death is noticed by itself, long before its lease runs out.
+            assert eventually(lambda: len(service.status().sessions) == 1, 3.0)
+            if number == 2:
+                theirs = len(service.descriptors())
+        assert eventually(lambda: len(service.descriptors()) <= theirs), service.descriptors()
+        assert bystander.session.statistics.detachments == 0
+        assert bystander.session.statistics.inline_layers == 0
+    bystander.checker.assert_right()
+    assert eventually(lambda: nothing_mapped(service))
+    assert service.stop() == 0
+
+
+def test_frozen_and_thawed_at_random_moments(
+    start: Start, client_settings: ClientSettings, moments: random.Random
+) -> None:
+    """For less and for more than its lease; its gates end, its answers stay right."""
+    service = start(lease_seconds=LEASE, gate_bound_seconds=0.3)
+    seed = moments.randrange(2**20)
+    with running(client_settings, seed) as bystander:
+        bystander.attached_steps(SOON)
+        worker = WorkerProcess(seed + 1, client_settings)
+        theirs = 0
+        for number in range(MOMENTS):
+            _until_answered(worker, bystander, 3)
+            timer = later(moments.uniform(0, LONGEST_MOMENT), worker.freeze)
+            bystander.step()
+            timer.join()
+            thawed = time.monotonic() + moments.uniform(0, 1.5 * LEASE)
+            bystander.until(lambda: time.monotonic() > thawed)  # noqa: B023
+            worker.thaw()
+            if number == 2:
+                _until_answered(worker, bystander, 3)
+                theirs = len(service.descriptors())
+        _until_answered(worker, bystander, 3)
+        assert eventually(lambda: len(service.descriptors()) <= theirs), service.descriptors()
+        assert worker.finish() == 0
+        assert set(bystander.step()) == {Source.SERVICE}
+        assert bystander.session.statistics.detachments == 0
+    bystander.checker.assert_right()
+    assert eventually(lambda: nothing_mapped(service))
+    assert service.stop() == 0
