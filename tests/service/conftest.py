@@ -1,13 +1,16 @@
 """A service for each test module, and workers that leave when their test ends."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from indexer_service.settings import Settings
-from tests.service.support import LocalService, ServiceProcess, Worker, running
+from tests.service.processes import ServiceProcess
+from tests.service.support import LocalService, Worker, running
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +32,22 @@ def make_worker(service: LocalService) -> Iterator[Callable[..., Worker]]:
 
     yield make
     for worker in workers:
+        with suppress(grpc.RpcError):  # the test may have ended it
+            worker.close()
         worker.leave()
 
 
 @pytest.fixture
 def worker(make_worker: Callable[..., Worker]) -> Worker:
     return make_worker().attach()
+
+
+@pytest.fixture
+def neighbour(make_worker: Callable[..., Worker]) -> Iterator[Worker]:
+    """A session that must not notice what the test does."""
+    worker = make_worker().attach()
+    yield worker
+    assert worker.works()
 
 
 @pytest.fixture

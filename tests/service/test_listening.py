@@ -17,12 +17,11 @@ from dsa_indexer.v1 import indexer_pb2_grpc as rpc
 from indexer_service.errors import StartError
 from indexer_service.listening import create_listener
 from indexer_service.settings import Settings
+from tests.service.processes import ServiceProcess, is_served_by
 from tests.service.support import (
     LocalService,
-    ServiceProcess,
     Worker,
     eventually,
-    is_served_by,
     open_request,
     refused,
     running,

@@ -20,18 +20,17 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
-from indexer_service.engine import LayerInputs
+from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
 from indexer_service.errors import StartError
 from indexer_service.server import SERVICE_NAME, Service
 from indexer_service.settings import Settings
 from indexer_service.status import StatusReporter
+from tests.service.processes import ServiceProcess, is_served_by
 from tests.service.support import (
     LocalService,
-    ServiceProcess,
     Worker,
     eventually,
-    is_served_by,
     open_request,
     refused,
     running,
@@ -46,7 +45,7 @@ class HeldEngine(CpuEngine):
     """Holds warm-up or selections until it is told to go on."""
 
     def __init__(self) -> None:
-        super().__init__(1 << 24)
+        super().__init__(EngineSettings(workspace_bytes=1 << 24, cpu_threads=1))
         self.warm, self.go, self.selecting = threading.Event(), threading.Event(), threading.Event()
         self.warm.set()
 
@@ -67,7 +66,7 @@ class HeldEngine(CpuEngine):
 
 class BrokenEngine(CpuEngine):
     def __init__(self) -> None:
-        super().__init__(1 << 24)
+        super().__init__(EngineSettings(workspace_bytes=1 << 24, cpu_threads=1))
 
     def warm_up(self) -> None:
         raise RuntimeError("no such device")

@@ -107,3 +107,8 @@ def assert_refused(start: str, part: str, **sources: Any) -> None:
     assert message.startswith(start), message
     assert part in message and "(fix: " in message, message
     assert "\n" not in message
+
+
+def test_the_docs_name_every_setting(repository: Path) -> None:
+    text = (repository / "docs" / "service.md").read_text()
+    assert [name for name in Settings.model_fields if f"`{name}`" not in text] == []
