@@ -9,6 +9,7 @@ from indexer_client.attachment import Attachment
 from indexer_client.inputs import StepInputs
 from ipc_handoff.layout import HandoffGeometry
 
+_NO_PAGE = -1
 _E4M3 = (torch.float8_e4m3fn, torch.uint8)
 
 
@@ -17,7 +18,11 @@ def publish(attachment: Attachment, step: int, inputs: StepInputs) -> None:
     slot = attachment.bank.staging_of(step)
     slot.query_start[: inputs.requests + 1].copy_(inputs.query_start)
     slot.seq_lens[: inputs.requests].copy_(inputs.seq_lens)
-    slot.block_table[: inputs.requests, : inputs.block_table.shape[1]].copy_(inputs.block_table)
+    width = inputs.block_table.shape[1]
+    table = slot.block_table[: inputs.requests]
+    table[:, :width].copy_(inputs.block_table)
+    # Behind it stand the pages of an older step: a length that reaches there must not find them.
+    table[:, width:].fill_(_NO_PAGE)
     attachment.bells.publish(step)
     attachment.wake_service.ring()
 
