@@ -89,9 +89,13 @@ def _wrong_offset(plan: pb.StepPlan, offsets: list[int]) -> tuple[int, int] | No
 
 
 def _planned_offsets(plan: pb.StepPlan) -> torch.Tensor:
-    """Offsets in range that stand in for torn ones; no row of them is computed."""
-    offsets = torch.full((plan.requests + 1,), plan.rows, dtype=torch.int32)
-    decodes = torch.arange(plan.decode_requests + 1, dtype=torch.int32)
+    """Offsets in range that stand in for torn ones; no row of them is computed.
+
+    Where the rows of prefill requests end is not known: all but the first get one.
+    """
+    requests = torch.arange(plan.requests + 1, dtype=torch.int32)
+    offsets = requests + (plan.rows - plan.requests)
+    decodes = requests[: plan.decode_requests + 1]
     offsets[: plan.decode_requests + 1] = decodes * plan.rows_per_decode
     return offsets
 
@@ -101,8 +105,8 @@ def report_faults(report: pb.StepReport, inputs: StepInputs) -> None:
     offsets = inputs.query_start.tolist()
     for fault in inputs.faults:
         begin, end = offsets[fault.request], offsets[fault.request + 1]
-        report.fault_count += max(end - begin, 1)
-        for row in range(begin, max(end, begin + 1)):
+        report.fault_count += end - begin
+        for row in range(begin, end):
             if len(report.faults) == REPORTED_FAULTS:
                 break
             report.faults.add(
