@@ -29,6 +29,7 @@ class HeldEngine(CpuEngine):
     Attributes:
         waiting: set while a selection is held.
         fail: raises in the middle of a selection.
+        ended: selections that were held and have written what they will ever write.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class HeldEngine(CpuEngine):
         self._go.set()
         self.waiting = threading.Event()
         self.fail = False
+        self.ended = 0
 
     def hold(self) -> None:
         self._go.clear()
@@ -47,13 +49,17 @@ class HeldEngine(CpuEngine):
     def select(
         self, inputs: LayerInputs, top_k: int, out: torch.Tensor, on_stage: Callable[[str], None]
     ) -> None:
-        if not self._go.is_set():
+        held = not self._go.is_set()
+        if held:
             self.waiting.set()
             assert self._go.wait(30)
             self.waiting.clear()
         if self.fail:
             raise RuntimeError("planted")
-        super().select(inputs, top_k, out, on_stage)
+        try:
+            super().select(inputs, top_k, out, on_stage)
+        finally:
+            self.ended += held
 
 
 class Reports:
