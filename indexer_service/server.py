@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 from collections.abc import Sequence
 from typing import Any
@@ -184,11 +185,18 @@ def run(settings: Settings) -> None:
         StartError: the service cannot start.
     """
     tracing = _tracing(settings)
+    _raise_descriptor_limit()
     try:
         asyncio.run(serve(settings, tracing=tracing))
     finally:
         if tracing is not None:
             tracing.close()
+
+
+def _raise_descriptor_limit() -> None:
+    """Every mapping holds two descriptors, and the usual soft limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _tracing(settings: Settings) -> Tracing | None:

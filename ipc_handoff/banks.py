@@ -123,19 +123,33 @@ class BankPool:
 
     def __init__(self, geometry: HandoffGeometry, banks: int = 2) -> None:
         self._free = [HostBank(geometry, number) for number in range(banks)]
+        self._in_use: list[HostBank] = []
         self._retired: list[tuple[HostBank, ProcessWatch]] = []
 
     def take(self) -> HostBank | None:
         """A free bank, or None: then stay inline."""
         self._reclaim()
-        return self._free.pop() if self._free else None
+        if not self._free:
+            return None
+        self._in_use.append(self._free.pop())
+        return self._in_use[-1]
 
     def give_back(self, bank: HostBank) -> None:
-        """After a clean end: the service has drained."""
+        """After a clean end: the service has drained.
+
+        Raises:
+            ValueError: the bank is not in use, so another attachment may have it.
+        """
+        self._in_use.remove(bank)
         self._free.append(bank)
 
     def retire(self, bank: HostBank, writer: ProcessWatch) -> None:
-        """After any other end. `writer`: the old service's process; the pool closes it."""
+        """After any other end. `writer`: the old service's process; the pool closes it.
+
+        Raises:
+            ValueError: as `give_back`.
+        """
+        self._in_use.remove(bank)
         self._retired.append((bank, writer))
 
     def _reclaim(self) -> None:
@@ -156,6 +170,6 @@ class BankPool:
     def close(self) -> None:
         for _, writer in self._retired:
             writer.close()
-        for bank in self._free + [bank for bank, _ in self._retired]:
+        for bank in self._free + self._in_use + [bank for bank, _ in self._retired]:
             bank.close()
-        self._free, self._retired = [], []
+        self._free, self._in_use, self._retired = [], [], []

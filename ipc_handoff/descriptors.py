@@ -39,6 +39,7 @@ MAX_CONNECTIONS = 256
 MAX_DESCRIPTORS = 1024
 _HELLO_SECONDS = 5.0
 _REPLY_SECONDS = 5.0
+_PAUSE_SECONDS = 0.05
 _TEXT_BYTES = 256
 
 
@@ -72,9 +73,15 @@ class Inbox:
 
     on_gone: Callable[[], None]
     peer: Peer | None = None
+    _connection: socket.socket | None = None
     _descriptors: dict[int, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
+
+    def connect(self, connection: socket.socket, peer: Peer) -> None:
+        """Remember the worker's connection."""
+        with self._lock:
+            self.peer, self._connection = peer, connection
 
     def put(self, token: int, descriptor: int) -> str:
         """Keep a descriptor; the reason if it is refused (then the caller still owns it)."""
@@ -94,8 +101,12 @@ class Inbox:
             return self._descriptors.pop(token, None)
 
     def close(self) -> None:
+        """Close what was not taken, and end the worker's connection."""
         with self._lock:
             self._closed = True
+            if self._connection is not None:
+                with suppress(OSError):  # the worker's end may be first
+                    self._connection.shutdown(socket.SHUT_RDWR)
             for descriptor in self._descriptors.values():
                 os.close(descriptor)
             self._descriptors.clear()
@@ -125,6 +136,7 @@ class DescriptorServer:
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._stop_writer: int | None
         self._stop_reader, self._stop_writer = os.pipe()
         self._selector.register(self._stop_reader, selectors.EVENT_READ)
         self._connections: set[_Connection] = set()
@@ -146,6 +158,9 @@ class DescriptorServer:
             inbox.close()
 
     def close(self) -> None:
+        """End the thread and every connection. Closing again does nothing."""
+        if self._stop_writer is None:
+            return
         os.write(self._stop_writer, b"x")
         self._thread.join()
         for connection in list(self._connections):
@@ -156,6 +171,7 @@ class DescriptorServer:
         self._selector.close()
         os.close(self._stop_reader)
         os.close(self._stop_writer)
+        self._stop_writer = None
 
     def _serve(self) -> None:
         while True:
@@ -171,7 +187,12 @@ class DescriptorServer:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # Out of descriptors, most likely: the listener stays readable, so do not spin.
+            logger.warning("descriptors: cannot accept a connection: %s", error)
+            time.sleep(_PAUSE_SECONDS)
             return
         if len(self._connections) >= MAX_CONNECTIONS:
             sock.close()
@@ -253,7 +274,7 @@ class DescriptorServer:
                 return "no open session has this nonce"
             if inbox.peer is not None:
                 return "the session has a connection already"
-            inbox.peer = connection.peer
+            inbox.connect(connection.sock, connection.peer)
         connection.inbox = inbox
         return ""
 

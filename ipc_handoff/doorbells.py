@@ -12,6 +12,7 @@
 
 A gate or wait compares a word with the step for equality; the step itself comes by value
 (in the plan), never from the other side's memory. Words start at 0, which is no step.
+`cancelled` holds one step: waits go in the order of steps, so an older one is never asked for.
 """
 
 from ipc_handoff.layout import CACHE_LINE, ControlLayout

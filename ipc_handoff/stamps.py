@@ -4,8 +4,8 @@ One writer a ring. The service's ring lies in the control block, where the worke
 even when the service is dead; the worker's own may lie anywhere. The block of a step begins
 with its generation, the step's number: 0 while it is being reset. A reader looks at the
 generation before and after it copies; if another step took the block meanwhile, the stamps
-are lost, and counted, never shown. Times are nanoseconds of CLOCK_REALTIME (one clock for all
-processes of a host); 0: not reached.
+are lost, and counted, never shown. Times are nanoseconds of CLOCK_MONOTONIC (one clock for all
+processes of a host, and it never steps); 0: not reached.
 """
 
 import time
@@ -54,7 +54,7 @@ class StampRing:
         index = step % len(self._bodies)
         if self._begun[index] == step:
             cell = layer * self._stages + stage
-            self._bodies[index][cell] = time.time_ns() if at is None else at
+            self._bodies[index][cell] = time.monotonic_ns() if at is None else at
 
     def read(self, step: int) -> Sequence[Sequence[int]] | None:
         """Times [layers][stages] of a step, or None (and counted) if they were overwritten."""

@@ -91,6 +91,8 @@ class Tracing:
                 )
             )
         self._tracer = self._provider.get_tracer("dsa-indexer")
+        # Stamps are monotonic times, spans are wall times.
+        self._wall_ns = time.time_ns() - time.monotonic_ns()
 
     def begin_step(self, attributes: Attributes) -> "StepTrace | None":
         """The worker's span of a step; None if this step is not sampled."""
@@ -110,7 +112,7 @@ class Tracing:
         """Spans of every stage that has begun, from one side's stamps of a step.
 
         Args:
-            times: [layer ordinal][stage] ns; 0: not reached.
+            times: [layer ordinal][stage] monotonic ns; 0: not reached.
             incomplete: they are exported in the place of a side that cannot any more.
         """
         for layer, stamps in zip(layers, times, strict=True):
@@ -120,12 +122,11 @@ class Tracing:
                 own: dict[str, str | int | bool | float] = {**attributes, "dsa.layer": layer}
                 if incomplete:
                     own["dsa.incomplete"] = True
-                span = self._tracer.start_span(
-                    stage.name, parent, attributes=own, start_time=stamps[stage.begin]
-                )
+                begin = self._wall_ns + stamps[stage.begin]
+                span = self._tracer.start_span(stage.name, parent, attributes=own, start_time=begin)
                 if not stamps[stage.end]:
                     span.set_status(Status(StatusCode.ERROR, "never ended"))
-                span.end(stamps[stage.end] or time.time_ns())
+                span.end(self._wall_ns + (stamps[stage.end] or time.monotonic_ns()))
 
     def service_stages(
         self,

@@ -2,7 +2,9 @@
 
 The ringer writes its word first and then rings; the sleeper tests the word after every
 wake-up. Ringing always makes the system call: to skip it when nobody sleeps would need an
-order between a store and a load that no processor gives for free.
+order between a store and a load that no processor gives for free. A peer could make ringing
+block (it shares the eventfd's flags and counter): only the service's own user opens sessions,
+and is trusted with that.
 """
 
 import os
@@ -49,8 +51,16 @@ class Wakeup:
 
 
 def sleep_until_any(descriptors: Iterable[int], seconds: float) -> list[int]:
-    """Sleep until a descriptor is readable or the time is over; the readable ones."""
+    """Sleep until a descriptor is readable or the time is over; the readable ones.
+
+    Raises:
+        ValueError: a descriptor is closed: it would wake every sleep at once.
+    """
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return [fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)]
+    awake = poll.poll(max(0.0, seconds) * 1000)
+    for descriptor, events in awake:
+        if events & select.POLLNVAL:
+            raise ValueError(f"descriptor {descriptor} is closed")
+    return [descriptor for descriptor, _ in awake]

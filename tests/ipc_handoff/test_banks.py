@@ -297,3 +297,13 @@ def test_views_outlive_the_closed_bank() -> None:
 def test_slots_of_a_larger_step_count_come_round() -> None:
     g = replace(G, slots=5)
     assert [g.staging.slot_of(step) for step in (4, 5, 9, 2**40)] == [4, 0, 4, 2**40 % 5]
+
+
+def test_a_bank_that_is_not_in_use_is_not_taken_back() -> None:
+    pool = BankPool(GEOMETRY, banks=1)
+    bank = pool.take()
+    assert bank is not None
+    pool.give_back(bank)
+    with pytest.raises(ValueError, match="not in list"):
+        pool.give_back(bank)
+    pool.close()
