@@ -16,6 +16,8 @@ from ipc_handoff.banks import BankPool
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE = 0.05
+# An idle worker looks this often whether its service is still there.
+_LOOK_SECONDS = 0.25
 
 
 class Caretaker:
@@ -33,7 +35,7 @@ class Caretaker:
         self._lost_because = ""
         self._ended: list[Attachment] = []
         self._closing = False
-        self.attachments = 0
+        self.attachments = self.detachments = 0
         self.last_error: IndexerError | None = None
         self._thread = threading.Thread(target=self._run, name="dsa-caretaker", daemon=True)
 
@@ -68,8 +70,9 @@ class Caretaker:
             return None
         return self._in_use
 
-    def _wake(self) -> None:
+    def _detached(self) -> None:
         with self._condition:
+            self.detachments += 1
             self._condition.notify_all()
 
     def close(self, current: Attachment | None) -> None:
@@ -97,7 +100,7 @@ class Caretaker:
             held = self._held()
             if held is not None:
                 self._keep(held)
-                self._sleep(held.lease_seconds / 3, until=lambda: self._held() is None)
+                self._watch(held, held.lease_seconds / 3)
                 pause = _FIRST_PAUSE
             elif not self._attach():
                 self._sleep(pause)
@@ -119,7 +122,7 @@ class Caretaker:
         if bank is None:
             self._note(AttachRefused("banks: all may still be written by earlier services"))
             return False
-        attachment = Attachment(self._request, bank, self._wake)
+        attachment = Attachment(self._request, bank, self._detached)
         began = time.monotonic()
         try:
             attachment.open()
@@ -139,6 +142,16 @@ class Caretaker:
         if str(error) != str(self.last_error):
             logger.warning("not attached, working inline: %s", error)
         self.last_error = error
+
+    def _watch(self, held: Attachment, seconds: float) -> None:
+        """Until the lease must be renewed or the attachment is over."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and self._held() is held:
+            self._sleep(min(left, _LOOK_SECONDS), until=lambda: self._held() is not held)
+            if held.watch.is_dead():
+                self._lose(held, "the service's process is dead")
+            if self._closing or self._ended:
+                return
 
     def _keep(self, held: Attachment) -> None:
         try:

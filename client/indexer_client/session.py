@@ -95,6 +95,7 @@ class Session:
     @property
     def statistics(self) -> Statistics:
         self._statistics.attachments = self._caretaker.attachments
+        self._statistics.detachments = self._caretaker.detachments
         return self._statistics
 
     @property

@@ -195,6 +195,5 @@ class Step:
 
     def _go_inline(self, reason: str) -> None:
         self._remote = False
-        self._statistics.detachments += 1
         if self._attachment is not None:
             self._attachment.detach(reason)
