@@ -13,6 +13,7 @@ class WaitEnd(Enum):
     ANSWERED = "answered"
     CANCELLED = "the service gave the step up"
     STALLED = "no progress within the bound"
+    ENDED = "the service has ended the session"
     SERVICE_DIED = "the service's process is dead"
 
 
@@ -33,6 +34,8 @@ def wait_for_answer(attachment: Attachment, layer: int, step: int, bound: float)
             return WaitEnd.ANSWERED
         if bells.is_cancelled(step):
             return WaitEnd.CANCELLED
+        if bells.is_drained():
+            return WaitEnd.ENDED
         now = time.monotonic()
         if bells.progress() != progress:
             progress, deadline = bells.progress(), now + bound

@@ -1,0 +1,280 @@
+"""Sessions, steps and rings that end in the middle: the engine goes on, right and in time."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from dsa_indexer.v1 import indexer_pb2_grpc as rpc
+from indexer_client import Session, Source, session
+from indexer_client.attachment import Attachment
+from ipc_handoff.layout import RING_CAPACITY
+from tests.e2e.conftest import Start
+from tests.service.support import running as service_running
+from tests.support.plants import SOON, Pair, Settings, eventually, pair
+from tests.support.runs import running as in_this_process
+from tests.support.workloads import Case, RandomSteps, Shape
+
+Patch = pytest.MonkeyPatch
+GATE = 0.1
+
+
+def _attachment(running: Pair) -> Attachment:
+    found = running.session._attachment
+    assert found is not None
+    return found
+
+
+def _checked(running: Pair, case: Case, between: Callable[[int], None]) -> list[Source]:
+    """One step; `between` is called before each layer with its place."""
+    running.checker.sources.append([])
+    with running.session.step(case.inputs, case.layers) as step:
+        for place, layer in enumerate(case.layers):
+            between(place)
+            source, out = running.ask(step, case, layer)
+            running.checker.check(step.number, layer, out, case, source)
+    return running.checker.last
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_worker_that_pauses_ten_bounds_computes_the_rest_itself(
+    place: int, tmp_path: Path
+) -> None:
+    with pair(tmp_path, gate_bound_seconds=GATE) as running:
+        running.step()
+        sources = _checked(
+            running, running.case(), lambda at: time.sleep(10 * GATE * (at == place))
+        )
+        assert sources == [Source.SERVICE] * place + [Source.INLINE] * (3 - place)
+        report = running.reports.of(2)
+        assert report.status == pb.STEP_STATUS_CANCELLED
+        assert list(report.answered_layers) == list(running.steps.shape.layers[:place])
+        # The service was well all the time: nobody detached.
+        assert set(running.step()) == {Source.SERVICE}
+        assert running.session.statistics.cancelled_steps == 1
+        assert running.session.statistics.detachments == 0
+        running.checker.assert_right()
+
+
+def test_a_worker_that_pauses_ten_bounds_between_steps_loses_nothing(tmp_path: Path) -> None:
+    with pair(tmp_path, gate_bound_seconds=GATE) as running:
+        for _ in range(2):
+            assert set(running.step()) == {Source.SERVICE}
+            time.sleep(10 * GATE)
+        running.checker.assert_right()
+
+
+def test_a_full_plan_ring_detaches_and_never_blocks(tmp_path: Path) -> None:
+    """The service is held in a step while the worker begins more steps than the ring holds."""
+    with pair(tmp_path) as running:
+        running.step()
+        running.engine.hold()
+        case = running.case()
+        slowest = 0.0
+        for begun in range(RING_CAPACITY + 2):
+            began = time.monotonic()
+            with running.session.step(case.inputs, case.layers) as step:
+                if begun == 0:
+                    query = case.queries[case.layers[0]]
+                    step.stage(case.layers[0], query.q, query.weights)
+                    assert running.engine.waiting.wait(SOON)
+            slowest = max(slowest, time.monotonic() - began)
+        assert running.session.statistics.detachments == 1
+        assert slowest < 1.0
+        began = time.monotonic()
+        assert set(running.step()) == {Source.INLINE}
+        assert time.monotonic() - began < 1.0
+        running.engine.release()
+        running.session.wait_attached(SOON)
+        assert set(running.step()) == {Source.SERVICE}
+        running.checker.assert_right()
+
+
+def test_an_engine_that_fails_costs_its_step_only(tmp_path: Path) -> None:
+    with pair(tmp_path) as running:
+        running.step()
+        running.engine.fail = True
+        assert set(running.step()) == {Source.INLINE}
+        running.engine.fail = False
+        assert set(running.step()) == {Source.SERVICE}
+        report = running.reports.of(2)
+        assert (report.status, report.code) == (
+            pb.STEP_STATUS_FAILED,
+            grpc.StatusCode.INTERNAL.value[0],
+        )
+        assert "planted" in report.message
+        assert running.session.statistics.detachments == 0
+        running.checker.assert_right()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_close_session_ends_a_step_behind_its_gate(place: int, tmp_path: Path) -> None:
+    with pair(tmp_path, gate_bound_seconds=30.0, client={"wait_bound_seconds": 1.0}) as running:
+        running.step()
+        attachment = _attachment(running)
+        cancelled: list[int] = []
+
+        def close(at: int) -> None:
+            if at == place:
+                request = pb.CloseSessionRequest(
+                    session_id=attachment.session_id, epoch=attachment.epoch
+                )
+                reply = attachment.control_plane.close_session(request)
+                cancelled.append(reply.cancelled_steps)
+
+        began = time.monotonic()
+        sources = _checked(running, running.case(), close)
+        assert time.monotonic() - began < 5.0
+        assert cancelled == [1]
+        assert sources == [Source.SERVICE] * place + [Source.INLINE] * (3 - place)
+        running.step()
+        assert eventually(lambda: running.session.statistics.attachments == 2)
+        running.session.wait_attached(SOON)
+        assert set(running.step()) == {Source.SERVICE}
+        running.checker.assert_right()
+
+
+def test_a_lease_that_runs_out_behind_a_gate_ends_the_step(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(Attachment, "keep_alive", lambda attachment: None)
+    with pair(tmp_path, gate_bound_seconds=30.0, lease_seconds=0.5) as running:
+        running.step()
+        old = _attachment(running)
+        sources = _checked(running, running.case(), lambda at: time.sleep(1.5 * (at == 1)))
+        assert sources == [Source.SERVICE, Source.INLINE, Source.INLINE]
+        assert old.bells.is_drained()
+        monkeypatch.undo()
+        began = time.monotonic()
+        running.step()
+        running.session.wait_attached(SOON)
+        assert set(running.step()) == {Source.SERVICE}
+        assert time.monotonic() - began < 5.0
+        running.checker.assert_right()
+
+
+def test_a_drained_attachment_is_left_at_once_and_not_after_a_bound(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The lease ran out between steps; the service has said that it is gone."""
+    monkeypatch.setattr(Attachment, "keep_alive", lambda attachment: None)
+    bound = 8.0
+    with pair(tmp_path, lease_seconds=0.4, client={"wait_bound_seconds": bound}) as running:
+        running.step()
+        assert eventually(_attachment(running).bells.is_drained)
+        began = time.monotonic()
+        assert set(running.step()) == {Source.INLINE}
+        assert time.monotonic() - began < bound / 2
+        assert running.session.statistics.detachments == 1
+        monkeypatch.undo()
+        running.session.wait_attached(SOON)
+        assert set(running.step()) == {Source.SERVICE}
+        running.checker.assert_right()
+
+
+def test_a_second_session_of_the_same_worker_replaces_the_first(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(session.uuid, "uuid4", lambda: "the same worker")
+    with pair(tmp_path) as running:
+        running.step()
+        first = _attachment(running)
+        steps = RandomSteps(Shape(), 2)
+        with Session(
+            steps.geometry, steps.k_caches, steps.fallback, settings=running.session.settings
+        ) as second:
+            second.wait_attached(SOON)
+            assert first.bells.is_drained()
+            assert running.service.status().sessions[0].epoch > first.epoch
+            # Told apart, the replaced one attaches anew; nothing it answers is wrong.
+            monkeypatch.undo()
+            running.step()
+        running.checker.assert_right()
+
+
+def test_reports_that_nobody_reads_cost_no_answer(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Session, "_read_reports", lambda session: None)
+    with pair(tmp_path, shape=Shape(layers=(1,), requests=1)) as running:
+        for _ in range(RING_CAPACITY + 20):
+            assert set(running.step(decode_only=True)) == {Source.SERVICE}
+        running.checker.assert_right()
+
+
+def test_a_stream_whose_client_does_not_read_is_ended_and_disturbs_nobody(
+    tmp_path: Path,
+) -> None:
+    with pair(tmp_path, unread_reports=4, report_write_seconds=0.3) as running:
+        running.step()
+        attachment = _attachment(running)
+        ended = threading.Event()
+
+        def plans() -> object:
+            # Refused at once, each with a report.
+            while not ended.is_set():
+                yield pb.RunStepsRequest(
+                    session_id=attachment.session_id,
+                    plan=pb.StepPlan(step=1, epoch=attachment.epoch, layers=[9] * 200),
+                )
+
+        with grpc.insecure_channel(running.service.address) as channel:
+            call = rpc.IndexerServiceStub(channel).RunSteps(plans())
+            until = time.monotonic() + 3.0
+            while time.monotonic() < until:
+                assert set(running.step()) == {Source.SERVICE}
+            ended.set()
+            # How it ended can be seen only behind what was not read.
+            with pytest.raises(grpc.RpcError) as error:
+                for _ in call:
+                    pass
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert set(running.step()) == {Source.SERVICE}
+        running.checker.assert_right()
+
+
+def test_a_service_restarted_while_the_worker_idles_is_found_before_the_next_step(
+    start: Start, client_settings: object
+) -> None:
+    service = start()
+    with in_this_process(client_settings, 5) as run:  # type: ignore[arg-type]
+        run.attached_steps(SOON)
+        service.kill()
+        start()
+        assert eventually(lambda: run.session.statistics.attachments == 2, 2.0)
+        run.attached_steps(SOON)
+        assert run.session.statistics.inline_layers == 0
+        assert run.session.statistics.detachments == 1
+    run.checker.assert_right()
+
+
+def test_another_configuration_keeps_the_worker_inline_and_says_why(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    steps = RandomSteps(Shape(), 3)
+
+    class Other:
+        hash = "0" * 64
+
+    class Fallback:
+        configuration = Other()
+        __call__ = staticmethod(steps.fallback)
+
+    settings = Settings(address=f"unix:{tmp_path / 'd' / 'i.sock'}")
+    with (
+        service_running(settings) as service,
+        Session(
+            steps.geometry,
+            steps.k_caches,
+            Fallback(),
+            settings=session.ClientSettings(address=service.address, reattach_seconds=0.2),
+        ) as made,
+    ):
+        running = Pair(service, made, steps)
+        assert eventually(lambda: made.last_error is not None)
+        assert set(running.step()) == {Source.INLINE}
+        assert "required_configuration_hash" in str(made.last_error)
+        assert "fix:" in str(made.last_error)
+        running.checker.assert_right()
