@@ -16,8 +16,8 @@ from indexer_service.kernels.checks import fault
 Implementation = Callable[..., Any]
 
 AUTO = "auto"
-_PREFERRED = {"cpu": "reference"}
-"""What "auto" means for a type of device; the reference runs on all others too."""
+_PREFERRED = {"cuda": "triton"}
+"""What "auto" means for a type of device where an operation has it; else the reference."""
 
 
 class Operation:
@@ -37,7 +37,10 @@ class Operation:
         Raises:
             ValueError: `impl` is neither "auto" nor one of this operation's implementations.
         """
-        chosen = _PREFERRED.get(device.type, "reference") if impl == AUTO else impl
+        chosen = impl
+        if impl == AUTO:
+            chosen = _PREFERRED.get(device.type, "reference")
+            chosen = chosen if chosen in self._paths else "reference"
         if chosen not in self._paths:
             choices = ", ".join([AUTO, *self._paths])
             raise fault("impl", f"{impl!r} does not implement {self.name}", f"one of: {choices}")

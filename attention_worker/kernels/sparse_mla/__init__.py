@@ -1,7 +1,7 @@
 """Sparse multi-head latent attention: every token attends to the cache slots chosen for it.
 
 With K = V's latent part: out[t, n] = softmax_j(scale * q[t, n] . kv[slots[t, j]]) @ kv[..., :512].
-`reference.py` is the plain-torch meaning.
+`reference.py` is the plain-torch meaning, `launch.py` the Triton implementation.
 """
 
 from typing import Literal, overload
@@ -15,9 +15,15 @@ from indexer_service.kernels.dispatch import Operation
 
 __all__ = ["attend", "to_slots"]
 
-_MODULE = "attention_worker.kernels.sparse_mla.reference"
-_attend = Operation("sparse_mla.attend", reference=f"{_MODULE}:attend")
-_to_slots = Operation("sparse_mla.to_slots", reference=f"{_MODULE}:to_slots")
+_HERE = "attention_worker.kernels.sparse_mla"
+_attend = Operation(
+    "sparse_mla.attend", reference=f"{_HERE}.reference:attend", triton=f"{_HERE}.launch:attend"
+)
+_to_slots = Operation(
+    "sparse_mla.to_slots",
+    reference=f"{_HERE}.reference:to_slots",
+    triton=f"{_HERE}.slots_map:to_slots",
+)
 
 _QUERY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _CACHE_DTYPES = (torch.bfloat16, torch.float16)
@@ -57,6 +63,8 @@ def attend(
     *,
     return_lse: bool = False,
     num_kv_splits: int | None = None,
+    batch_invariant: bool | None = None,
+    out: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of T tokens and N heads over k slots a token.
@@ -73,10 +81,13 @@ def attend(
         return_lse: also return the logarithm of the softmax's sum.
         num_kv_splits: in how many parts to split a token's slots (None: the implementation
             chooses; 1: one pass). The reference has no parts and only checks it.
-        impl: "auto" or "reference".
+        batch_invariant: a row's bits do not depend on the batch around it (None: as vLLM's
+            VLLM_BATCH_INVARIANT says). Without it the same batch still gives the same bits.
+        out: [T, N, 512] in q's dtype, stride(2) 1, to write the answer into.
+        impl: "auto", "reference" or "triton" ("auto" means it on CUDA devices).
 
     Returns:
-        [T, N, 512] in q's dtype, zeros for a token without a valid slot. With `return_lse` also
+        [T, N, 512] in q's dtype (`out` if given), zeros for a token without a valid slot. With `return_lse` also
         fp32 [T, N], natural logarithm, -inf for such a token. What a slot that takes no part
         holds, NaN too, does not matter.
 
@@ -90,9 +101,16 @@ def attend(
     if num_kv_splits is not None:
         positive("num_kv_splits", num_kv_splits)
     attention = _attend.implementation(impl, device)
-    out: Tensor
-    lse: Tensor
-    out, lse = attention(parts, kv_cache, slots, float(scale), num_kv_splits)
+    shape = (*parts[0].shape[:2], LATENT)
+    if out is None:
+        out = torch.empty(shape, dtype=parts[0].dtype, device=device)
+    expect("out", out, "[T, N, 512]", shape, parts[0].dtype, device)
+    if out.stride(2) != 1:
+        raise fault("out", f"stride(2) is {out.stride(2)}, not 1", "keep a head's values whole")
+    lse = torch.empty(shape[:2], dtype=torch.float32, device=device)
+    attention(
+        parts, kv_cache, slots, float(scale), num_kv_splits, batch_invariant, out, lse
+    )
     return (out, lse) if return_lse else out
 
 
@@ -116,7 +134,7 @@ def to_slots(
         pages: pages of the cache; page numbers from it on are invalid (None: no upper bound).
         invalid_count: int32 [1]; the number of indices that could not be mapped, because
             request, position or page is out of range, is added to it. Those too become -1.
-        impl: "auto" or "reference".
+        impl: "auto", "reference" or "triton".
 
     Returns:
         int32 [T, k].

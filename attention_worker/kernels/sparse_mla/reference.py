@@ -15,11 +15,15 @@ def attend(
     slots: Tensor,
     scale: float,
     num_kv_splits: int | None,
-) -> tuple[Tensor, Tensor]:
-    """See `sparse_mla.attend`; arguments are checked, `parts` are q's along its last axis."""
-    tokens, heads, _ = parts[0].shape
-    out = parts[0].new_empty((tokens, heads, LATENT))
-    lse = torch.empty((tokens, heads), dtype=torch.float32, device=out.device)
+    batch_invariant: bool | None,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """See `sparse_mla.attend`; arguments are checked, `parts` are q's along its last axis.
+
+    The answer goes to `out` and `lse`. Each token is computed alone: always batch-invariant.
+    """
+    tokens = len(out)
     chunk = max(1, _CHUNK_BYTES // (4 * (LATENT + ROPE) * max(slots.shape[1], 1)))
     for begin in range(0, tokens, chunk):
         some = slice(begin, begin + chunk)
@@ -30,7 +34,6 @@ def attend(
         lse[some] = scores.logsumexp(-1)
         weights = scores.softmax(-1).masked_fill_(~valid.any(1).view(-1, 1, 1), 0.0)
         out[some] = torch.matmul(weights, kv[..., :LATENT]).to(out.dtype)
-    return out, lse
 
 
 def _gather(kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:

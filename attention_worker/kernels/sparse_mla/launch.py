@@ -1,0 +1,149 @@
+"""`sparse_mla.attend` in Triton: from checked arguments to launched kernels."""
+
+import torch
+import triton
+from torch import Tensor
+
+from attention_worker.kernels.sparse_mla import plan as planning
+from attention_worker.kernels.sparse_mla.layout import LATENT
+from attention_worker.kernels.sparse_mla.merge import merge_kernel
+from attention_worker.kernels.sparse_mla.plan import Plan
+from attention_worker.kernels.sparse_mla.split import split_kernel
+
+_LOG2_E = 1.4426950408889634
+_LAST_INT32 = 2**31 - 1
+_VECTOR_BYTES = 16
+
+
+def attend(
+    parts: tuple[Tensor, ...],
+    kv_cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    num_kv_splits: int | None,
+    batch_invariant: bool | None,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """See `sparse_mla.attend`; arguments are checked, the answer goes to `out` and `lse`."""
+    tokens, heads, _ = parts[0].shape
+    k = slots.shape[1]
+    if not (tokens and heads and k and kv_cache.numel()):
+        out.zero_()
+        lse.fill_(-torch.inf)
+        return
+    arch = planning.architecture(_capability(parts[0].device))
+    plan = planning.choose(
+        tokens, heads, k, arch=arch, processors=_processors(parts[0].device),
+        fp8=kv_cache.dtype == torch.uint8 or _vector(kv_cache) == 1, splits=num_kv_splits,
+        invariant=planning.batch_invariant(batch_invariant),
+    )  # fmt: skip
+    latent, rope = _query_parts(parts)
+    if slots.stride(1) != 1:
+        slots = slots.contiguous()
+    turn = tokens
+    if plan.splits > 1:
+        turn = max(1, planning.WORKSPACE_BYTES // (4 * plan.splits * heads * (LATENT + 1)))
+    for begin in range(0, tokens, turn):
+        some = slice(begin, begin + turn)
+        _launch(
+            plan, arch, latent[some], None if rope is None else rope[some], kv_cache,
+            slots[some], scale, out[some], lse[some],
+        )  # fmt: skip
+
+
+def _launch(
+    plan: Plan,
+    arch: int,
+    latent: Tensor,
+    rope: Tensor | None,
+    kv_cache: Tensor,
+    slots: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    tokens, heads, _ = latent.shape
+    single = plan.splits == 1
+    shape = (1,) if single else (tokens, plan.splits, heads)
+    partial_lse = torch.empty(shape, dtype=torch.float32, device=out.device)
+    partial = torch.empty((*shape, LATENT), dtype=torch.float32, device=out.device)
+    blocks, page, _ = kv_cache.shape
+    block_stride, token_stride, _ = kv_cache.stride()
+    dependent = arch >= 90
+    kernel, constants = _kernel(plan, arch, kv_cache, rope is not None)
+    if rope is None:
+        rope = latent
+    grid = (tokens * plan.splits * -(-heads // plan.block_heads),)
+    kernel[grid](
+        latent, rope, kv_cache, slots, out, lse, partial, partial_lse, scale * _LOG2_E,
+        heads, slots.shape[1], plan.per_split, plan.splits,
+        min(blocks * page - 1, _LAST_INT32), page, block_stride, token_stride,
+        latent.stride(0), latent.stride(1), rope.stride(0), rope.stride(1), slots.stride(0),
+        out.stride(0), out.stride(1),
+        BLOCK_H=plan.block_heads, BLOCK_N=plan.block_tokens,
+        PAGED=block_stride != page * token_stride and blocks > 1,
+        SINGLE=single, PDL=dependent, num_warps=plan.warps, **constants,
+    )  # fmt: skip
+    if not single:
+        columns, warps = planning.merge_shape(tokens * heads)
+        merge_kernel[(tokens * heads, LATENT // columns)](
+            out, lse, partial, partial_lse, heads, plan.splits, out.stride(0), out.stride(1),
+            MAX_SPLITS=triton.next_power_of_2(plan.splits), COLUMNS=columns, PDL=dependent,
+            num_warps=warps, **({"launch_pdl": True} if dependent else {}),
+        )  # fmt: skip
+
+
+def _kernel(plan: Plan, arch: int, kv_cache: Tensor, rope: bool) -> tuple[object, dict[str, int]]:
+    """The kernel of the plan's form, and its own constants."""
+    if plan.form == "wide":
+        from attention_worker.kernels.sparse_mla.hopper_wide import wide_kernel
+
+        return wide_kernel, {"ROPE": rope}
+    if plan.form == "narrow":
+        from attention_worker.kernels.sparse_mla.hopper_narrow import narrow_kernel
+
+        return narrow_kernel, {"ROPE": rope, "BUFFERS": plan.buffers}
+    return split_kernel, {
+        "ROPE": rope,
+        "STAGES": plan.buffers,
+        "FP8": kv_cache.dtype == torch.uint8,
+        "NATIVE": planning.native_fp8(arch),
+        "VECTOR": _vector(kv_cache),
+    }
+
+
+def _vector(kv_cache: Tensor) -> int:
+    """Elements that every cached token is aligned to: 16 bytes of them, or one."""
+    elements = _VECTOR_BYTES // kv_cache.element_size()
+    aligned = kv_cache.data_ptr() % _VECTOR_BYTES == 0
+    if aligned and kv_cache.stride(0) % elements == 0 and kv_cache.stride(1) % elements == 0:
+        return elements
+    return 1
+
+
+def _query_parts(parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+    """Latent and rope part as the kernels read them: rows whole and aligned, else copied."""
+    if len(parts) == 2:
+        latent, rope = parts
+    else:
+        latent = parts[0][..., :LATENT]
+        rope = parts[0][..., LATENT:] if parts[0].shape[2] > LATENT else None
+    return _aligned(latent), None if rope is None else _aligned(rope)
+
+
+def _aligned(part: Tensor) -> Tensor:
+    token, head, value = part.stride()
+    if value == 1 and not (part.data_ptr() % _VECTOR_BYTES or token % 16 or head % 16):
+        return part
+    return part.contiguous().clone() if part.is_contiguous() else part.contiguous()
+
+
+def _capability(device: torch.device) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,91 @@
+"""What is compiled of sparse_mla."""
+
+from typing import Any
+
+from attention_worker.kernels.sparse_mla import plan
+from tests.gates.kernels import ARCHITECTURES, Build
+
+_HERE = "attention_worker.kernels.sparse_mla"
+_NUMBERS = dict.fromkeys(
+    ("heads", "k", "per_split", "splits", "last_slot", "page"), "i32"
+) | dict.fromkeys(
+    ("block_stride", "token_stride", "latent_token", "latent_head", "rope_token", "rope_head",
+     "slots_token", "out_token", "out_head"), "i64",
+)  # fmt: skip
+_COUNTS = dict.fromkeys(
+    ("indices_token", "indices_place", "request_stride", "table_row", "table_column", "columns",
+     "page", "pages"), "i64",
+)  # fmt: skip
+
+
+def _types(cache: str) -> dict[str, str]:
+    value = "*bf16" if cache == "*u8" else cache
+    pointers = dict(latent=value, rope=value, cache=cache, slots="*i32", out=value, lse="*fp32")
+    return pointers | dict(partial="*fp32", partial_lse="*fp32", scale="fp32") | _NUMBERS
+
+
+def _attend(heads: int, tokens: int, cache: str, architectures: tuple[int, ...]) -> Build:
+    """The kernel that `plan` chooses for a shape on these architectures."""
+    fp8 = cache == "*u8"
+    chosen = plan.choose(
+        tokens, heads, 2048, arch=architectures[0], processors=132, fp8=fp8, splits=None,
+        invariant=False,
+    )  # fmt: skip
+    constants: dict[str, Any] = dict(
+        BLOCK_H=chosen.block_heads, BLOCK_N=chosen.block_tokens, ROPE=True, PAGED=False,
+        SINGLE=chosen.splits == 1, PDL=architectures[0] >= 90,
+    )  # fmt: skip
+    kernel = f"{_HERE}.hopper_{chosen.form}:{chosen.form}_kernel"
+    if chosen.form == "portable":
+        kernel = f"{_HERE}.split:split_kernel"
+        native = plan.native_fp8(architectures[0])
+        constants |= dict(
+            STAGES=chosen.buffers, FP8=fp8, NATIVE=native, VECTOR=16 if fp8 else 8
+        )
+    else:
+        constants |= dict(num_warps=chosen.warps)
+        constants |= dict(BUFFERS=chosen.buffers) if chosen.form == "narrow" else {}
+    return Build(
+        f"attend {heads} heads {tokens} tokens {cache}", kernel, _types(cache), constants,
+        dict(num_warps=chosen.warps), architectures, unaligned=("slots", "lse"),
+    )  # fmt: skip
+
+
+def _merge(dependent: bool, architectures: tuple[int, ...]) -> Build:
+    types = dict(out="*bf16", lse="*fp32", partial="*fp32", partial_lse="*fp32", heads="i32")
+    return Build(
+        "merge", f"{_HERE}.merge:merge_kernel",
+        types | dict(splits="i32", out_token="i64", out_head="i64"),
+        dict(MAX_SPLITS=32, COLUMNS=512, PDL=dependent), dict(num_warps=4), architectures,
+        unaligned=("lse",),
+    )  # fmt: skip
+
+
+_OLD = tuple(arch for arch in ARCHITECTURES if arch < 89)
+_FP8 = tuple(arch for arch in ARCHITECTURES if arch == 89)
+_NEW = tuple(arch for arch in ARCHITECTURES if arch > 90)
+
+BUILDS = [
+    *(
+        _attend(heads, tokens, cache, group)
+        for group in (_OLD, _FP8, _NEW)
+        for heads, tokens, cache in (
+            (16, 64, "*bf16"), (128, 64, "*bf16"), (16, 64, "*u8"), (128, 64, "*u8"),
+        )
+    ),
+    *(
+        _attend(heads, tokens, cache, (90,))
+        for heads, tokens, cache in (
+            (16, 64, "*bf16"), (16, 512, "*bf16"), (32, 8, "*bf16"), (128, 64, "*fp16"),
+            (16, 64, "*u8"), (128, 64, "*u8"),
+        )
+    ),
+    _merge(False, _OLD + _FP8),
+    _merge(True, (90, *_NEW)),
+    Build(
+        "to_slots", f"{_HERE}.slots_map:to_slots_kernel",
+        dict(indices="*i32", request_of_token="*i32", block_table="*i32", slots="*i32",
+             count="*i32", k="i32", requests="i32") | _COUNTS,
+        dict(COUNT=True, BLOCK=1024), dict(num_warps=4),
+    ),
+]  # fmt: skip

@@ -1,0 +1,76 @@
+"""Compile every build for one architecture: `python -m tests.gates.compile_for 80`.
+
+Prints one JSON line a build: name, error or null, shared-memory bytes, registers, stack bytes.
+One process an architecture, because Triton keeps state of the first one it compiled for.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from tests.gates.kernels import Build, builds
+
+_CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def source(build: Build) -> ASTSource:
+    module, name = build.kernel.split(":")
+    kernel = getattr(import_module(module), name)
+    names = kernel.arg_names
+    signature = {name: build.types.get(name, "constexpr") for name in names}
+    constants = {(names.index(name),): value for name, value in build.constants.items()}
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if signature[name].startswith("*") and name not in build.unaligned
+    }
+    kind = GluonASTSource if kernel.is_gluon() else ASTSource
+    return kind(kernel, signature, constants, aligned)
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers a thread and bytes of stack (spills) as the binary says."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(_CUOBJDUMP), "-res-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said.stdout + said.stderr)
+    if found is None:
+        raise RuntimeError(f"cuobjdump said {said.stdout!r} {said.stderr!r}")
+    return int(found[1]), int(found[2])
+
+
+def compiled(build: Build, arch: int) -> dict[str, Any]:
+    result: dict[str, Any] = {"name": build.name, "error": None}
+    try:
+        target = GPUTarget("cuda", arch, 32)
+        binary = triton.compile(source(build), target=target, options=dict(build.options))
+    except Exception as error:
+        cause = error.__cause__ or error
+        return result | {"error": f"{type(cause).__name__}: {str(cause)[-400:]}"}
+    registers, stack = resources(binary.asm["cubin"])
+    return result | {
+        "shared": binary.metadata.shared, "registers": registers, "stack": stack,
+    }  # fmt: skip
+
+
+def main(arch: int, chosen: Iterable[Build]) -> None:
+    for build in chosen:
+        if arch in build.architectures:
+            print(json.dumps(compiled(build, arch)), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), builds())

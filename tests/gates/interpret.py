@@ -1,0 +1,28 @@
+"""Run every `Run` in the interpreter: `python -m tests.gates.interpret [part of a name]`.
+
+Prints one JSON line a run: its name, and what went wrong or null.
+"""
+
+import json
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
+
+from tests.gates import interpreter as _  # noqa: E402, F401
+from tests.gates.kernels import runs  # noqa: E402
+
+
+def main(part: str) -> None:
+    for run in runs():
+        if part in run.name:
+            wrong = None
+            try:
+                run.check()
+            except Exception as error:
+                wrong = f"{type(error).__name__}: {str(error)[-400:]}"
+            print(json.dumps({"name": run.name, "error": wrong}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -1,0 +1,58 @@
+"""Every kernel of the project with its tuned configurations: what the gates without a GPU run over.
+
+A kernel joins by adding `Build`s here (compiled for each architecture) and `Run`s in a module that
+`runs` names (interpreted, checked against a reference, and watched for stray accesses and races).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+ARCHITECTURES = (80, 86, 89, 90, 100, 103, 120, 121)
+
+SHARED_LIMIT = {
+    arch: 1024 * size
+    for arch, size in zip(ARCHITECTURES, (163, 99, 99, 227, 227, 227, 99, 99), strict=True)
+}
+"""Bytes of shared memory that a program can have."""
+
+_BUILDS = ("tests.gates.builds_sparse_mla",)
+_RUNS = ("tests.gates.runs_sparse_mla",)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A kernel with constants: one thing to compile."""
+
+    name: str
+    kernel: str
+    """module:function"""
+    types: dict[str, str]
+    """Triton's name of every argument's type; arguments left out are constants."""
+    constants: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    architectures: tuple[int, ...] = ARCHITECTURES
+    unaligned: tuple[str, ...] = ()
+    """Pointers of which 16-byte alignment is not known."""
+    refused: tuple[int, ...] = ()
+    """Architectures whose compiler must refuse it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Inputs on which the interpreted kernel's answer is compared with the reference's."""
+
+    name: str
+    check: Callable[[], None]
+    """Calls the operation and asserts that the answer is right."""
+
+
+def builds() -> Iterator[Build]:
+    for module in _BUILDS:
+        yield from import_module(module).BUILDS
+
+
+def runs() -> Iterator[Run]:
+    for module in _RUNS:
+        yield from import_module(module).RUNS
