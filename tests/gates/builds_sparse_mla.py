@@ -21,27 +21,27 @@ _COUNTS = dict.fromkeys(
 def _types(cache: str) -> dict[str, str]:
     value = "*bf16" if cache == "*u8" else cache
     pointers = dict(latent=value, rope=value, cache=cache, slots="*i32", out=value, lse="*fp32")
-    return pointers | dict(partial="*fp32", partial_lse="*fp32", scale="fp32") | _NUMBERS
+    return pointers | dict(partial=value, partial_lse="*fp32", scale="fp32") | _NUMBERS
 
 
 def _attend(heads: int, tokens: int, cache: str, architectures: tuple[int, ...]) -> Build:
     """The kernel that `plan` chooses for a shape on these architectures."""
     fp8 = cache == "*u8"
     chosen = plan.choose(
-        tokens, heads, 2048, arch=architectures[0], processors=132, fp8=fp8, splits=None,
-        invariant=False,
+        tokens, heads, 2048, arch=architectures[0], processors=132, fp8=fp8, aligned=True,
+        splits=None, invariant=False,
     )  # fmt: skip
     constants: dict[str, Any] = dict(
         BLOCK_H=chosen.block_heads, BLOCK_N=chosen.block_tokens, ROPE=True, PAGED=False,
         SINGLE=chosen.splits == 1, PDL=architectures[0] >= 90,
     )  # fmt: skip
     kernel = f"{_HERE}.hopper_{chosen.form}:{chosen.form}_kernel"
+    if chosen.form == "fp8":
+        del constants["ROPE"]  # always there
     if chosen.form == "portable":
         kernel = f"{_HERE}.split:split_kernel"
         native = plan.native_fp8(architectures[0])
-        constants |= dict(
-            STAGES=chosen.buffers, FP8=fp8, NATIVE=native, VECTOR=16 if fp8 else 8
-        )
+        constants |= dict(STAGES=chosen.buffers, FP8=fp8, NATIVE=native, VECTOR=16 if fp8 else 8)
     else:
         constants |= dict(num_warps=chosen.warps)
         constants |= dict(BUFFERS=chosen.buffers) if chosen.form == "narrow" else {}
@@ -52,7 +52,7 @@ def _attend(heads: int, tokens: int, cache: str, architectures: tuple[int, ...])
 
 
 def _merge(dependent: bool, architectures: tuple[int, ...]) -> Build:
-    types = dict(out="*bf16", lse="*fp32", partial="*fp32", partial_lse="*fp32", heads="i32")
+    types = dict(out="*bf16", lse="*fp32", partial="*bf16", partial_lse="*fp32", heads="i32")
     return Build(
         "merge", f"{_HERE}.merge:merge_kernel",
         types | dict(splits="i32", out_token="i64", out_head="i64"),

@@ -1,4 +1,4 @@
-"""Compile every build for one architecture: `python -m tests.gates.compile_for 80`.
+"""Compile every build for one architecture: `python -m tests.gates.compile_for 80 [planted]`.
 
 Prints one JSON line a build: name, error or null, shared-memory bytes, registers, stack bytes.
 One process an architecture, because Triton keeps state of the first one it compiled for.
@@ -66,11 +66,16 @@ def compiled(build: Build, arch: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main(arch: int, chosen: Iterable[Build]) -> None:
+def main(arch: int, planted: str | None = None) -> None:
+    chosen: Iterable[Build] = builds()
+    if planted:
+        from tests.gates.planted import BUILDS
+
+        chosen = [BUILDS[planted]]
     for build in chosen:
         if arch in build.architectures:
             print(json.dumps(compiled(build, arch)), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), builds())
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -70,9 +70,7 @@ def _dot(self: Any, a: Any, b: Any, acc: Any, *rest: Any) -> Any:
     if not a.dtype.scalar.is_floating():
         product = np.matmul(a.data, b.data, dtype=acc.data.dtype)
     else:
-        product = np.matmul(
-            _as_float32(a).astype(np.float32), _as_float32(b).astype(np.float32)
-        )
+        product = np.matmul(_as_float32(a).astype(np.float32), _as_float32(b).astype(np.float32))
     return Handle((product + acc.data).astype(acc.data.dtype), acc.dtype.scalar)
 
 

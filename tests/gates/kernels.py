@@ -35,8 +35,6 @@ class Build:
     architectures: tuple[int, ...] = ARCHITECTURES
     unaligned: tuple[str, ...] = ()
     """Pointers of which 16-byte alignment is not known."""
-    refused: tuple[int, ...] = ()
-    """Architectures whose compiler must refuse it."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Sparse multi-head latent attention: every token attends to the cache slots chosen for it.
 
 With K = V's latent part: out[t, n] = softmax_j(scale * q[t, n] . kv[slots[t, j]]) @ kv[..., :512].
-`reference.py` is the plain-torch meaning, `launch.py` the Triton implementation.
+`reference.py` is the plain-torch meaning, `launch.py` the Triton implementation; `warm_up.warm_up`
+compiles the latter for a session.
 """
 
 from typing import Literal, overload
@@ -108,9 +109,7 @@ def attend(
     if out.stride(2) != 1:
         raise fault("out", f"stride(2) is {out.stride(2)}, not 1", "keep a head's values whole")
     lse = torch.empty(shape[:2], dtype=torch.float32, device=device)
-    attention(
-        parts, kv_cache, slots, float(scale), num_kv_splits, batch_invariant, out, lse
-    )
+    attention(parts, kv_cache, slots, float(scale), num_kv_splits, batch_invariant, out, lse)
     return (out, lse) if return_lse else out
 
 

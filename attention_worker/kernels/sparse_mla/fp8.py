@@ -13,11 +13,40 @@ _TO_VALUE = tl.constexpr(2.0**120)
 
 
 @triton.jit
-def decode_e4m3(codes, NATIVE: tl.constexpr):
-    """uint8 codes of any shape -> bf16. NaN codes become NaN natively, ±480 in software."""
+def decode_e4m3(words, ROWS: tl.constexpr, NATIVE: tl.constexpr):
+    """int32 [ROWS, 32], four codes each -> bf16 [ROWS, 128].
+
+    NaN codes become NaN natively, ±480 in software.
+    """
     if NATIVE:
-        return codes.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16)
-    wide = codes.to(tl.uint16)
-    placed = ((wide & 0x80) << 8) | ((wide & 0x7F) << 4)
+        v0 = _native(words)
+        v1 = _native(words >> 8)
+        v2 = _native(words >> 16)
+        v3 = _native(words >> 24)
+    else:
+        low = _placed(((words & 0xFF) << 8) | ((words & 0xFF00) << 16))
+        high = _placed(((words >> 8) & 0xFF00) | (words & -0x1000000))
+        v0 = _software(low)
+        v1 = _software(low >> 16)
+        v2 = _software(high)
+        v3 = _software(high >> 16)
+    # Element [.., c, a, b] of the join is code 2a + b of word c.
+    return tl.join(tl.join(v0, v2), tl.join(v1, v3)).reshape(ROWS, 128)
+
+
+@triton.jit
+def _native(words):
+    return words.to(tl.int8).to(tl.float8e4nv, bitcast=True).to(tl.bfloat16)
+
+
+@triton.jit
+def _placed(pairs):
+    """Codes in the upper bytes of 16-bit halves -> bf16's bits of their values times 2^-120."""
+    return (pairs & -0x7FFF8000) | ((pairs >> 4) & 0x07F007F0)
+
+
+@triton.jit
+def _software(halves):
     # bf16 has fp32's exponents, and fp32 arithmetic is there on every GPU.
-    return (placed.to(tl.bfloat16, bitcast=True).to(tl.float32) * _TO_VALUE).to(tl.bfloat16)
+    values = halves.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return (values.to(tl.float32) * _TO_VALUE).to(tl.bfloat16)

@@ -57,10 +57,10 @@ def gather(
     """Start copying the slots' tokens to shared memory; zeros and a MASKED bias where invalid."""
     valid = (slot >= 0) & (slot <= last_slot)
     if PAGED:
-        offset = (slot // page).to(gl.int64) * gl.multiple_of(block_stride, 8)
-        offset += (slot % page).to(gl.int64) * gl.multiple_of(token_stride, 8)
+        offset = (slot // page).to(gl.int64) * block_stride
+        offset += (slot % page).to(gl.int64) * token_stride
     else:
-        offset = slot.to(gl.int64) * gl.multiple_of(token_stride, 8)
+        offset = slot.to(gl.int64) * token_stride
     row = (cache + gl.multiple_of(offset, 8))[:, None]
     bias.store(gl.where(valid, 0.0, MASKED))
     if ROPE:
@@ -78,7 +78,7 @@ def load_query(
     head = head_block * BLOCK_H + gl.arange(0, BLOCK_H, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))[None, :]
     row = query + gl.multiple_of(token * token_stride, 8)
-    row = row + (head.to(gl.int64) * gl.multiple_of(head_stride, 8))[:, None]
+    row = row + gl.multiple_of(head.to(gl.int64) * head_stride, 8)[:, None]
     values = gl.load(row + column, mask=(head < heads)[:, None], other=0.0)
     shared.store(values.to(shared.dtype))
 

@@ -64,9 +64,7 @@ def narrow_kernel(
         slot = following
     # Queries come after the first gathers were started: nothing waits for them sooner.
     q = gl.allocate_shared_memory(DTYPE, [BLOCK_H, 512], TILE)
-    load_query(
-        latent, token, head_block, heads, latent_token, latent_head, q, BLOCK_H, 512, GATHER
-    )
+    load_query(latent, token, head_block, heads, latent_token, latent_head, q, BLOCK_H, 512, GATHER)
     q_rope = gl.allocate_shared_memory(DTYPE, [BLOCK_H, 64], TILE)
     if ROPE:
         load_query(
@@ -129,5 +127,5 @@ def narrow_kernel(
     else:
         at = (token * splits + split) * heads
         to = partial + ((at + head) * 512)[None, :] + column
-        gl.store(to, acc, mask=(head < heads)[None, :])
+        gl.store(to, acc.to(partial.dtype.element_ty), mask=(head < heads)[None, :])
         gl.store(partial_lse + at + lse_head, log_sum, mask=lse_head < heads)

@@ -41,9 +41,8 @@ def _gather_all(
     LAYOUT: gl.constexpr = hopper.gather_layout(_GATHER_WARPS)
     n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, LAYOUT))
     slot = read_slots(row_of_slots, first + n, end)
-    i = 0
-    for start in range(first, end, BLOCK_N):
-        following = read_slots(row_of_slots, start + BLOCK_N + n, end)
+    for i in range(gl.cdiv(end - first, BLOCK_N)):
+        following = read_slots(row_of_slots, first + (i + 1) * BLOCK_N + n, end)
         buffer = i % 2
         mbarrier.wait(free.index(buffer), ((i // 2) & 1) ^ 1)
         gather(
@@ -55,7 +54,6 @@ def _gather_all(
         gl.thread_barrier()
         mbarrier.arrive(full.index(buffer), count=1)
         slot = following
-        i += 1
     async_copy.wait_group(0)
 
 
@@ -107,9 +105,7 @@ def _attend(
     load_query(latent, token, head_block, heads, latent_token, latent_head, q, BLOCK_H, 512, LOAD)
     q_rope = gl.allocate_shared_memory(DTYPE, [BLOCK_H, 64], TILE)
     if ROPE:
-        load_query(
-            rope, token, head_block, heads, rope_token, rope_head, q_rope, BLOCK_H, 64, LOAD
-        )
+        load_query(rope, token, head_block, heads, rope_token, rope_head, q_rope, BLOCK_H, 64, LOAD)
     shared_weights = gl.allocate_shared_memory(DTYPE, [BLOCK_H, BLOCK_N], TILE)
     fence_async_shared()
     gl.thread_barrier()
@@ -147,7 +143,7 @@ def _attend(
     else:
         at = (token * splits + split) * heads
         to = partial + ((at + head) * 512)[:, None] + column
-        gl.store(to, acc, mask=(head < heads)[:, None])
+        gl.store(to, acc.to(partial.dtype.element_ty), mask=(head < heads)[:, None])
         gl.store(partial_lse + at + lse_head, log_sum, mask=lse_head < heads)
 
 

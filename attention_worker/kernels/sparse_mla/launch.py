@@ -1,7 +1,8 @@
 """`sparse_mla.attend` in Triton: from checked arguments to launched kernels."""
 
+from typing import Any
+
 import torch
-import triton
 from torch import Tensor
 
 from attention_worker.kernels.sparse_mla import plan as planning
@@ -32,10 +33,10 @@ def attend(
         out.zero_()
         lse.fill_(-torch.inf)
         return
-    arch = planning.architecture(_capability(parts[0].device))
+    arch = planning.architecture(capability(parts[0].device))
     plan = planning.choose(
-        tokens, heads, k, arch=arch, processors=_processors(parts[0].device),
-        fp8=kv_cache.dtype == torch.uint8 or _vector(kv_cache) == 1, splits=num_kv_splits,
+        tokens, heads, k, arch=arch, processors=processors(parts[0].device),
+        fp8=kv_cache.dtype == torch.uint8, aligned=_vector(kv_cache) > 1, splits=num_kv_splits,
         invariant=planning.batch_invariant(batch_invariant),
     )  # fmt: skip
     latent, rope = _query_parts(parts)
@@ -43,7 +44,7 @@ def attend(
         slots = slots.contiguous()
     turn = tokens
     if plan.splits > 1:
-        turn = max(1, planning.WORKSPACE_BYTES // (4 * plan.splits * heads * (LATENT + 1)))
+        turn = max(1, planning.WORKSPACE_BYTES // (plan.splits * heads * (2 * LATENT + 4)))
     for begin in range(0, tokens, turn):
         some = slice(begin, begin + turn)
         _launch(
@@ -67,7 +68,10 @@ def _launch(
     single = plan.splits == 1
     shape = (1,) if single else (tokens, plan.splits, heads)
     partial_lse = torch.empty(shape, dtype=torch.float32, device=out.device)
-    partial = torch.empty((*shape, LATENT), dtype=torch.float32, device=out.device)
+    # In the cache's own precision: a split's output is a weighted mean of what is cached, so that
+    # it is in range, and the merge reads half of what fp32 would take.
+    kept = torch.bfloat16 if kv_cache.dtype == torch.uint8 else kv_cache.dtype
+    partial = torch.empty((*shape, LATENT), dtype=kept, device=out.device)
     blocks, page, _ = kv_cache.shape
     block_stride, token_stride, _ = kv_cache.stride()
     dependent = arch >= 90
@@ -85,16 +89,17 @@ def _launch(
         PAGED=block_stride != page * token_stride and blocks > 1,
         SINGLE=single, PDL=dependent, num_warps=plan.warps, **constants,
     )  # fmt: skip
-    if not single:
-        columns, warps = planning.merge_shape(tokens * heads)
+    merged = planning.merge_kind(tokens * heads, plan.splits)
+    if merged is not None:
+        room, columns, warps = merged
         merge_kernel[(tokens * heads, LATENT // columns)](
             out, lse, partial, partial_lse, heads, plan.splits, out.stride(0), out.stride(1),
-            MAX_SPLITS=triton.next_power_of_2(plan.splits), COLUMNS=columns, PDL=dependent,
+            MAX_SPLITS=room, COLUMNS=columns, PDL=dependent,
             num_warps=warps, **({"launch_pdl": True} if dependent else {}),
         )  # fmt: skip
 
 
-def _kernel(plan: Plan, arch: int, kv_cache: Tensor, rope: bool) -> tuple[object, dict[str, int]]:
+def _kernel(plan: Plan, arch: int, kv_cache: Tensor, rope: bool) -> tuple[Any, dict[str, int]]:
     """The kernel of the plan's form, and its own constants."""
     if plan.form == "wide":
         from attention_worker.kernels.sparse_mla.hopper_wide import wide_kernel
@@ -104,6 +109,10 @@ def _kernel(plan: Plan, arch: int, kv_cache: Tensor, rope: bool) -> tuple[object
         from attention_worker.kernels.sparse_mla.hopper_narrow import narrow_kernel
 
         return narrow_kernel, {"ROPE": rope, "BUFFERS": plan.buffers}
+    if plan.form == "fp8":
+        from attention_worker.kernels.sparse_mla.hopper_fp8 import fp8_kernel
+
+        return fp8_kernel, {}
     return split_kernel, {
         "ROPE": rope,
         "STAGES": plan.buffers,
@@ -124,26 +133,26 @@ def _vector(kv_cache: Tensor) -> int:
 
 def _query_parts(parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
     """Latent and rope part as the kernels read them: rows whole and aligned, else copied."""
+    latent = _aligned(parts[0][..., :LATENT])
     if len(parts) == 2:
-        latent, rope = parts
-    else:
-        latent = parts[0][..., :LATENT]
-        rope = parts[0][..., LATENT:] if parts[0].shape[2] > LATENT else None
-    return _aligned(latent), None if rope is None else _aligned(rope)
+        return latent, _aligned(parts[1])
+    return latent, _aligned(parts[0][..., LATENT:]) if parts[0].shape[2] > LATENT else None
 
 
 def _aligned(part: Tensor) -> Tensor:
     token, head, value = part.stride()
     if value == 1 and not (part.data_ptr() % _VECTOR_BYTES or token % 16 or head % 16):
         return part
-    return part.contiguous().clone() if part.is_contiguous() else part.contiguous()
+    return part.clone(memory_format=torch.contiguous_format)
 
 
-def _capability(device: torch.device) -> tuple[int, int] | None:
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """Of the GPU, None without one (the interpreter)."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
+    """Multiprocessors of the GPU."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -16,7 +16,7 @@ def merge_kernel(
 ):  # fmt: skip
     """One token, one head, COLUMNS of its 512 values; splits are summed in their order.
 
-    partial fp32 [T, splits, N, 512], partial_lse fp32 [T, splits, N] base 2, -inf where a split
+    partial [T, splits, N, 512], partial_lse fp32 [T, splits, N] base 2, -inf where a split
     had no valid slot -> out [T, N, 512], lse fp32 [T, N] natural.
     """
     program = tl.program_id(0)
@@ -32,7 +32,7 @@ def merge_kernel(
     log_sums = tl.load(partial_lse + at, mask=there, other=float("-inf"))
     values = tl.load(
         partial + at[:, None] * 512 + column[None, :], mask=there[:, None], other=0.0
-    )
+    ).to(tl.float32)
     top = tl.max(log_sums, 0)
     live = top > float("-inf")
     top = tl.where(live, top, 0.0)

@@ -7,17 +7,15 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-Form = Literal["portable", "narrow", "wide"]
+Form = Literal["portable", "narrow", "wide", "fp8"]
 
 FORCE_ARCH = "DSA_INDEXER_FORCE_ARCH"
 INVARIANT = "VLLM_BATCH_INVARIANT"
 
 _HOPPER = 90
 _NATIVE_FP8 = 89
-_WIDE_TOKENS = 64
-_PORTABLE_TOKENS = 32
-_INVARIANT_SPLITS = {"portable": 16, "narrow": 16, "wide": 8}
-"""Fixed numbers of splits: enough for one token, not too many for a hundred."""
+_INVARIANT_SPLITS = {"portable": 16, "narrow": 16, "wide": 4, "fp8": 16}
+"""Fixed numbers of splits: enough for few tokens, not too many for a hundred."""
 
 LONGEST_SPLITS = 64
 WORKSPACE_BYTES = 256 << 20
@@ -68,54 +66,62 @@ def choose(
     arch: int,
     processors: int,
     fp8: bool,
+    aligned: bool,
     splits: int | None,
     invariant: bool,
 ) -> Plan:
     """The plan for a batch; with `invariant` it depends on everything but `tokens`."""
-    hopper = arch == _HOPPER and not fp8
-    narrow_blocks = -(-heads // 16)
-    if not hopper:
-        form, block_heads, warps = _portable_blocks(heads)
-    elif heads <= 32:
-        form, block_heads, warps = "narrow", 16 if heads <= 16 else 32, 4
-    elif not invariant and splits is None and tokens * narrow_blocks * 32 <= processors:
-        # One token or two: 64 heads in one program would take longer than all else.
-        form, block_heads, warps = "narrow", 16, 4
-    else:
-        form, block_heads, warps = "wide", 64, 8
-    block_tokens = _PORTABLE_TOKENS if form == "portable" else _WIDE_TOKENS
-    programs = tokens * -(-heads // block_heads)
-
-    buffers = 2
+    form, block_heads = _form(tokens, heads, arch, processors, fp8, aligned, invariant)
+    block_tokens = 32 if form == "portable" else 64
+    programs = max(1, tokens * -(-heads // block_heads))
+    # Two programs share a multiprocessor where their shared memory fits: one's start and waits
+    # then hide behind the other. A batch that fills the GPU once is faster with one deep program.
+    pairs = form == "portable" or (
+        form == "narrow" and block_heads == 16 and (invariant or _uneven(programs, processors))
+    )
     if splits is None and invariant:
         splits = _INVARIANT_SPLITS[form]
     elif splits is None:
-        splits = max(1, processors // max(programs, 1))
-        if form == "portable" or (form == "narrow" and _two_a_processor(programs, processors)):
-            # Two programs share a multiprocessor, and one's start hides behind the other.
-            splits = max(1, 2 * processors // max(programs, 1))
-            buffers = 1
-    if form == "narrow" and (block_heads > 16 or invariant):
-        buffers = 2 if block_heads > 16 else 1
+        splits = max(1, (2 if pairs else 1) * processors // programs)
+    buffers = 1 if form == "narrow" and pairs else 2
     if form == "portable":
-        buffers = 2
+        buffers = 3
+    warps = 8 if block_heads > 16 else 4
     per_split = block_tokens * max(1, -(-k // (min(splits, LONGEST_SPLITS) * block_tokens)))
-    return Plan(
-        form, block_heads, block_tokens, buffers, warps, max(1, -(-k // per_split)), per_split
-    )
+    splits = max(1, -(-k // per_split))
+    return Plan(form, block_heads, block_tokens, buffers, warps, splits, per_split)
 
 
-def _portable_blocks(heads: int) -> tuple[Form, int, int]:
-    if heads <= 16:
-        return "portable", 16, 4
-    return "portable", 32, 4
+def _form(
+    tokens: int, heads: int, arch: int, processors: int, fp8: bool, aligned: bool, invariant: bool
+) -> tuple[Form, int]:
+    """The kernel, and how many heads its programs take."""
+    block_heads = 16 if heads <= 16 else 32
+    if arch != _HOPPER or not aligned:
+        # Blocks of 32 heads gather half as often, but were slower: the L2 cache serves the rest.
+        return "portable", 16
+    if fp8:
+        return "fp8", 16
+    if heads <= 32:
+        return "narrow", block_heads
+    if not invariant and tokens * -(-heads // 16) * 8 <= processors:
+        # Few tokens: 64 heads in one program would take longer than reading the cache four times.
+        return "narrow", 16
+    return "wide", 64
 
 
-def _two_a_processor(programs: int, processors: int) -> bool:
-    """Whether one program a multiprocessor would leave too many of them idle, or take turns."""
+def _uneven(programs: int, processors: int) -> bool:
+    """Whether one program a multiprocessor would leave many idle, or take turns."""
     return programs > processors or (processors // programs) * programs < 0.8 * processors
 
 
-def merge_shape(rows: int) -> tuple[int, int]:
-    """Columns and warps of the merge's programs for so many rows (tokens times heads)."""
-    return (64, 1) if rows <= 64 else (512, 4)
+def merge_kind(rows: int, splits: int) -> tuple[int, int, int] | None:
+    """How `splits` of so many rows (tokens times heads) are merged, None for one split.
+
+    Splits that a program has room for (a power of two), columns it takes, and its warps. With 512
+    columns each of 64 threads has 8 of them (16 bytes) in all splits: no sum crosses threads.
+    """
+    if splits == 1:
+        return None
+    room = 1 << (splits - 1).bit_length()
+    return (room, 64, 1) if rows <= 64 else (room, 512, 2)

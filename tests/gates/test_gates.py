@@ -1,0 +1,85 @@
+"""The gates for kernels that need no GPU: interpreted and compiled, and each seen to fail."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.gates.kernels import ARCHITECTURES, SHARED_LIMIT
+
+SECONDS = 240
+
+
+def lines(repository: Path, *arguments: str, **environment: str) -> list[dict[str, Any]]:
+    """The JSON lines that a gate's own process prints."""
+    paths = os.pathsep.join(str(repository / root) for root in (".", "client", "proto"))
+    variables = {**os.environ, "PYTHONPATH": paths, **environment}
+    variables.pop("TRITON_INTERPRET", None)
+    result = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=repository, env=variables, text=True,
+        capture_output=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-2000:]
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def broken(build: dict[str, Any], arch: int) -> str | None:
+    """What a compiled build's limits say against it."""
+    if build["error"]:
+        return str(build["error"])
+    if build["shared"] > SHARED_LIMIT[arch]:
+        return f"{build['shared']} bytes of shared memory, {SHARED_LIMIT[arch]} allowed"
+    if build["stack"]:
+        return f"{build['stack']} bytes of registers spilled"
+    return None
+
+
+def test_interpreted_kernels_answer_as_their_references(repository: Path) -> None:
+    results = lines(repository, "tests.gates.interpret")
+    assert len(results) >= 10
+    assert not {run["name"]: run["error"] for run in results if run["error"]}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_kernels_compile_within_the_architectures_limits(arch: int, repository: Path) -> None:
+    results = lines(repository, "tests.gates.compile_for", str(arch))
+    assert len(results) >= 6
+    wrong = {build["name"]: broken(build, arch) for build in results if broken(build, arch)}
+    assert not wrong
+
+
+def test_planted_faults_fail_in_the_interpreter(repository: Path) -> None:
+    results = lines(repository, "tests.gates.interpret", "planted")
+    errors = {run["name"]: run["error"] for run in results}
+    assert errors.pop("sound copy") is None
+    assert errors.pop("sound bf16") is None
+    assert "out of bounds" in errors.pop("out of bounds")
+    assert "meet at one address" in errors.pop("programs meet")
+    assert "AssertionError" in errors.pop("wrong answer")
+    assert not errors
+
+
+@pytest.mark.parametrize(
+    ("arch", "fault", "says"),
+    [
+        (80, "refused", "fp8e4nv"),
+        (86, "shared", "bytes of shared memory"),
+        (90, "spills", "spilled"),
+    ],
+)
+def test_planted_faults_fail_in_the_compiler(
+    arch: int, fault: str, says: str, repository: Path
+) -> None:
+    (result,) = lines(repository, "tests.gates.compile_for", str(arch), fault)
+    assert says in (broken(result, arch) or "")
+
+
+def test_an_fp8_store_compiles_where_the_hardware_has_it(repository: Path) -> None:
+    (result,) = lines(repository, "tests.gates.compile_for", "89", "refused")
+    assert broken(result, 89) is None
