@@ -19,6 +19,7 @@ from tests.service.support import (
     descriptors,
     eventually,
     mappings,
+    mappings_before,
     open_request,
     refused,
     running,
@@ -87,7 +88,7 @@ def test_a_closed_session_is_not_found(worker: Worker) -> None:
 
 def test_closing_unmaps_everything(make_worker: MakeWorker, service: LocalService) -> None:
     worker = make_worker()
-    own_mappings, own_descriptors = mappings(), descriptors()
+    own_mappings, own_descriptors = mappings_before(), descriptors()
     worker.attach()
     assert worker.works()
     assert mappings() > own_mappings
