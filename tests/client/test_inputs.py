@@ -120,12 +120,12 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
 def test_a_layer_out_of_order_is_refused(layer: int, session: Session, case: Case) -> None:
     query, out = case.queries[2], torch.empty_like(case.expected[2])
     with session.step(case.inputs, (2, 5, 9)) as step:
-        with pytest.raises(ValueError, match="^layer: "):
+        with pytest.raises(ValueError, match=r"^layer: "):
             step.select(layer, query.q, query.weights, out=out)
         # The refusal changed nothing.
         step.select(2, query.q, query.weights, out=out)
         assert torch.equal(out, case.expected[2])
-        with pytest.raises(ValueError, match="^layer: "):
+        with pytest.raises(ValueError, match=r"^layer: "):
             step.select(2, query.q, query.weights, out=out)
 
 
