@@ -15,7 +15,7 @@ from indexer_client.control_plane import check_tls
 from indexer_client.errors import IndexerError, ServiceUnavailable
 from indexer_client.inputs import Fallback, StepInputs
 from indexer_client.settings import ClientSettings
-from indexer_client.staging import answers, check_tensors, publish, request
+from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
 from indexer_client.statistics import Statistics
 from indexer_client.step import Step
 from ipc_handoff.banks import BankPool
@@ -180,7 +180,8 @@ class Session:
             raise self.last_error or ServiceUnavailable(f"{self.settings.address}: not attached")
         self._steps += 1
         publish(self._attachment, self._steps, inputs)
-        request(self._attachment, self._steps, self.geometry.layers.index(layer), q, weights)
+        stage_layer(self._attachment, self._steps, q, weights)
+        request(self._attachment, self._steps, self.geometry.layers.index(layer))
         report = self._attachment.select_top_k(
             inputs.plan(self._steps, self._attachment.epoch, [layer])
         )

@@ -134,12 +134,21 @@ def test_stages_of_a_layer_follow_each_other_over_both_sides(tmp_path: Path) -> 
         if span.name != STEP_SPAN:
             assert span.attributes is not None
             by_layer[span.attributes["dsa.layer"]][span.name] = span
-    order = ("dsa.stage", "dsa.gate", "dsa.logits", "dsa.topk", "dsa.handback", "dsa.attend")
+    order = (
+        "dsa.stage",
+        "dsa.gate",
+        "dsa.logits",
+        "dsa.topk",
+        "dsa.answer",
+        "dsa.handback",
+        "dsa.attend",
+    )
     assert len(by_layer) == LAYERS
     for stages in by_layer.values():
         ends = [stages[name].end_time for name in order]
         assert ends == sorted(ends)
         assert stages["dsa.logits"].start_time == stages["dsa.gate"].end_time
+        assert stages["dsa.handback"].start_time >= stages["dsa.answer"].end_time
 
 
 def test_a_cancelled_step_says_so_and_ends_its_spans(tmp_path: Path) -> None:
