@@ -215,9 +215,7 @@ time.sleep(60)
     assert process.stdout.readline() == "connected\n"
     time.sleep(0.3)
     process.kill()
-    gone = eventually(
-        lambda: all(s.epoch != opened.epoch for s in service.status().sessions), 2
-    )
+    gone = eventually(lambda: all(s.epoch != opened.epoch for s in service.status().sessions), 2)
     process.wait()
     process.stdout.close()
     assert gone
