@@ -20,15 +20,15 @@ BYTES = TensorSpec((SIZE,), torch.uint8)
 NONCE = bytes(range(16))
 
 
-def files_in_dev_shm(*pids: int) -> list[str]:
+def files_in_dev_shm(*pids: int) -> set[str]:
     """Named shared memory that these processes hold: it would outlive a kill."""
-    held = []
+    held: list[str] = []
     for pid in pids:
         held += Path(f"/proc/{pid}/maps").read_text().splitlines()
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # the listing's own
                 held.append(os.readlink(link))
-    return [name for name in held if "/dev/shm/" in name]
+    return {name for name in held if "/dev/shm/" in name}
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def server(tmp_path: Path) -> Iterator[DescriptorServer]:
 def test_a_worker_s_memory_is_read_and_written_here_and_survives_its_kill(
     server: DescriptorServer, tmp_path: Path
 ) -> None:
+    before = files_in_dev_shm(os.getpid())
     inbox = server.expect(NONCE, lambda: None)
     with peer("own_memory", tmp_path / "descriptors", NONCE.hex(), SIZE) as child:
         assert child.hear() == "sent"
@@ -60,7 +61,7 @@ def test_a_worker_s_memory_is_read_and_written_here_and_survives_its_kill(
         # A strided view at an offset: rows of 16 bytes, 100 apart.
         view = memory.tensor(52, 1000, TensorSpec((5, 4), torch.int32, (25, 1)), "y")
         assert torch.equal(view.view(torch.uint8)[3], tensor[352:368])
-        assert files_in_dev_shm(os.getpid(), child.pid) == []
+        assert files_in_dev_shm(os.getpid(), child.pid) == before
     assert int(tensor[1000]) == 7
     tensor.fill_(1)
     assert int(tensor.sum()) == SIZE
@@ -68,6 +69,7 @@ def test_a_worker_s_memory_is_read_and_written_here_and_survives_its_kill(
 
 
 def test_a_service_that_is_killed_leaves_the_owner_s_memory_as_it_was() -> None:
+    before = files_in_dev_shm(os.getpid())
     memory = HostMemory.create(SIZE, "kept")
     tensor = memory.tensor(0, SIZE, BYTES, "x")
     tensor.fill_(5)
@@ -76,7 +78,7 @@ def test_a_service_that_is_killed_leaves_the_owner_s_memory_as_it_was() -> None:
         assert child.ask(17) == "5"
         tensor[17] = 6
         assert child.ask(17) == "6"
-        assert files_in_dev_shm(os.getpid(), child.pid) == []
+        assert files_in_dev_shm(os.getpid(), child.pid) == before
     assert int(tensor.sum()) == 5 * SIZE + 1
     memory.close()
 
