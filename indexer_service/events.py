@@ -16,5 +16,6 @@ class StepObserver(Protocol):
         times: Sequence[Sequence[int]] | None,
         layers: Sequence[int],
     ) -> None:
-        """`times` [layer ordinal][ServiceStage], nanoseconds; None if they were overwritten.
+        """`times` [layer ordinal][ServiceStage], nanoseconds; None if they were overwritten
+        or the plan was refused.
         `layers`: the session's layer ids by ordinal."""

@@ -230,8 +230,13 @@ class StepRunner:
         # After detachment the worker exports this step's stages itself, as incomplete.
         if self._observer is None or self._bells.is_detached():
             return
-        times = self._at.control.service_stamps.read(plan.step)
-        self._observer.step_finished(plan, report, times, self._at.geometry.layers)
+        times = None
+        if report.status != pb.STEP_STATUS_REJECTED:  # then its number may be another step's
+            times = self._at.control.service_stamps.read(plan.step)
+        try:
+            self._observer.step_finished(plan, report, times, self._at.geometry.layers)
+        except Exception:
+            logger.exception("epoch %d, step %d: the observer failed", self._at.epoch, plan.step)
 
     def _refuse_waiting_plans(self) -> None:
         with self._submit_lock:

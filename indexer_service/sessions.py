@@ -163,10 +163,12 @@ class Session:
     def status(self) -> pb.SessionStatus:
         """The session as GetStatus shows it."""
         counts = self._steps.counts
+        worker = pb.Worker()
+        worker.CopyFrom(self.agreement.worker)
+        worker.ClearField("instance")
         return pb.SessionStatus(
-            session_id=self.id,
             epoch=self.epoch,
-            worker=self.agreement.worker,
+            worker=worker,
             placement=self.agreement.placement,
             signalling=self.agreement.signalling,
             configuration=self.agreement.configuration,

@@ -94,9 +94,10 @@ class StepExecutor:
             self._gate(plan, partial(self._bells.requested, ordinal))
             self._stamp(plan, ordinal, ServiceStage.GATE_PASSED)
             self._select(plan, ordinal, slot, caches[layer], inputs, answers)
+            # Before the bell: what it causes must not look earlier than it.
+            self._stamp(plan, ordinal, ServiceStage.ANSWERED)
             self._bells.done(ordinal, plan.step)
             self._at.wake_worker.ring()
-            self._stamp(plan, ordinal, ServiceStage.ANSWERED)
             report.answered_layers.append(layer)
 
     def _k_caches(self, plan: pb.StepPlan) -> dict[int, torch.Tensor]:

@@ -122,6 +122,7 @@ class BankPool:
     """Hands out banks and takes them back when nobody can write them any more."""
 
     def __init__(self, geometry: HandoffGeometry, banks: int = 2) -> None:
+        self._geometry = geometry
         self._free = [HostBank(geometry, number) for number in range(banks)]
         self._in_use: list[HostBank] = []
         self._retired: list[tuple[HostBank, ProcessWatch]] = []
@@ -151,6 +152,18 @@ class BankPool:
         """
         self._in_use.remove(bank)
         self._retired.append((bank, writer))
+
+    def replace(self, bank: HostBank) -> None:
+        """After sharing it got no answer: a service that never had it will not drain it.
+
+        A new bank takes its place; the old one's memory goes with its last mapping.
+
+        Raises:
+            ValueError: as `give_back`.
+        """
+        self._in_use.remove(bank)
+        bank.close()
+        self._free.append(HostBank(self._geometry, bank.number))
 
     def _reclaim(self) -> None:
         waiting = []

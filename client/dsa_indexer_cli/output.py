@@ -19,5 +19,6 @@ def print_json(value: Any) -> None:
 
 def fail(message: str, code: int = 1) -> NoReturn:
     """End the command with a message that says what to do."""
-    errors.print(f"error: {message}", style="red", markup=False, highlight=False)
+    # One line, also where standard error is a file: the terminal may break it, nobody else.
+    errors.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(code)

@@ -4,11 +4,12 @@ from typing import Annotated
 
 import typer
 from google.protobuf.json_format import MessageToDict
+from pydantic import ValidationError
 from rich.table import Table
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer_cli.output import JsonOption, console, fail, print_json
-from indexer_client.control_plane import ControlPlane
+from indexer_client.control_plane import ControlPlane, check_tls
 from indexer_client.errors import IndexerError
 from indexer_client.settings import ClientSettings
 
@@ -18,8 +19,24 @@ AddressOption = Annotated[
 
 
 def client_settings(address: str | None) -> ClientSettings:
-    """The client's settings, with the address of a flag if one was given."""
-    return ClientSettings() if address is None else ClientSettings(address=address)
+    """The client's settings, with the address of a flag if one was given.
+
+    Ends the command with a message if a variable holds what cannot be used.
+    """
+    try:
+        settings = ClientSettings() if address is None else ClientSettings(address=address)
+        check_tls(settings)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        wish = first["msg"].removeprefix("Input should be ")
+        fail(
+            f"{name}: {first['input']!r} cannot be used (fix: DSA_INDEXER_{name.upper()}: {wish})",
+            2,
+        )
+    except ValueError as error:
+        fail(str(error), 2)
+    return settings
 
 
 def status(address: AddressOption = None, as_json: JsonOption = False) -> None:

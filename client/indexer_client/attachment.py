@@ -67,14 +67,14 @@ class Attachment:
         self.bank = bank
         self.bells: WorkerBells
         self.plans: PlanChannel
-        self.wake_service, self.wake_worker = Wakeup(), Wakeup()
         self.control_plane = ControlPlane(request.settings, request.tracing)
+        self.wake_service, self.wake_worker = Wakeup(), Wakeup()
         self._resources = ExitStack()
         for resource in (self.wake_service, self.wake_worker, self.control_plane):
             self._resources.callback(resource.close)
         self.watch = ProcessWatch(0)
-        # The service may have mapped the bank.
-        self._exposed = False
+        # The service has mapped the bank; it may have, and nobody will say when it is drained.
+        self._exposed = self._perhaps_exposed = False
         self.detached_because = ""
 
     def open(self) -> None:
@@ -141,7 +141,7 @@ class Attachment:
             )
             for layer, cache in self._request.k_caches.items()
         ]
-        self._exposed = True
+        self._perhaps_exposed = True
         try:
             self.control_plane.register_regions(
                 pb.RegisterRegionsRequest(
@@ -149,10 +149,11 @@ class Attachment:
                 )
             )
         except ServiceUnavailable:
-            raise  # perhaps mapped, perhaps not
-        except IndexerError:
-            self._exposed = False
             raise
+        except IndexerError:
+            self._perhaps_exposed = False
+            raise
+        self._exposed = True
 
     def _plan_channel(self, signalling: pb.Signalling) -> PlanChannel:
         if signalling == pb.SIGNALLING_STREAM:
@@ -188,8 +189,11 @@ class Attachment:
         self._resources.close()
         if self._exposed:
             pool.retire(self.bank, self.watch)
+            return
+        self.watch.close()
+        if self._perhaps_exposed:
+            pool.replace(self.bank)
         else:
-            self.watch.close()
             pool.give_back(self.bank)
 
     def close(self, pool: BankPool) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from indexer_client.attachment import Attachment, AttachRequest
 from indexer_client.errors import SESSION_LOST, AttachRefused, IndexerError
-from ipc_handoff.banks import BankPool
+from ipc_handoff.banks import BankPool, HostBank
 
 logger = logging.getLogger(__name__)
 
@@ -122,13 +122,16 @@ class Caretaker:
         if bank is None:
             self._note(AttachRefused("banks: all may still be written by earlier services"))
             return False
-        attachment = Attachment(self._request, bank, self._detached)
         began = time.monotonic()
         try:
-            attachment.open()
+            attachment = self._opened(bank)
         except IndexerError as error:
-            attachment.release(self._pool)
             self._note(error)
+            return False
+        except Exception as error:
+            # Without this thread the worker would stay inline for good, and not say why.
+            logger.exception("attaching failed")
+            self._note(AttachRefused(f"attaching failed: {error!r}"))
             return False
         with self._condition:
             self._ready = attachment
@@ -137,6 +140,19 @@ class Caretaker:
             self._condition.notify_all()
         logger.info("epoch %d: attached in %.3f s", attachment.epoch, time.monotonic() - began)
         return True
+
+    def _opened(self, bank: HostBank) -> Attachment:
+        try:
+            attachment = Attachment(self._request, bank, self._detached)
+        except BaseException:
+            self._pool.give_back(bank)
+            raise
+        try:
+            attachment.open()
+        except BaseException:
+            attachment.release(self._pool)
+            raise
+        return attachment
 
     def _note(self, error: IndexerError) -> None:
         if str(error) != str(self.last_error):

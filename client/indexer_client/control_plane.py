@@ -86,15 +86,21 @@ class ControlPlane:
             raise ServiceUnavailable(f"{self.address}: {error}") from error
 
 
-def _channel(settings: ClientSettings) -> grpc.Channel:
+def check_tls(settings: ClientSettings) -> None:
+    """Raise ValueError for a part of mutual TLS without the rest."""
     tls = (settings.tls_server_ca, settings.tls_key, settings.tls_certificate)
-    if settings.address.startswith(UNIX) or not any(tls):
-        return grpc.insecure_channel(settings.address, options=_OPTIONS)
-    if not all(tls):
+    if any(tls) and not all(tls):
         raise ValueError(
             "tls_certificate: mutual TLS needs all of tls_certificate, tls_key and tls_server_ca "
             "(fix: set all three, or none)"
         )
+
+
+def _channel(settings: ClientSettings) -> grpc.Channel:
+    tls = (settings.tls_server_ca, settings.tls_key, settings.tls_certificate)
+    if settings.address.startswith(UNIX) or not any(tls):
+        return grpc.insecure_channel(settings.address, options=_OPTIONS)
+    check_tls(settings)
     ca, key, certificate = (path.read_bytes() for path in tls if path is not None)
     credentials = grpc.ssl_channel_credentials(ca, key, certificate)
     # The authority must be the name in the server's certificate: the address.

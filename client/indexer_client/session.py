@@ -11,10 +11,11 @@ import torch
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.attachment import Attachment, AttachRequest, worker_identity
 from indexer_client.caretaker import Caretaker
+from indexer_client.control_plane import check_tls
 from indexer_client.errors import IndexerError, ServiceUnavailable
 from indexer_client.inputs import Fallback, StepInputs
 from indexer_client.settings import ClientSettings
-from indexer_client.staging import answers, check_tensors, publish, request
+from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
 from indexer_client.statistics import Statistics
 from indexer_client.step import Step
 from ipc_handoff.banks import BankPool
@@ -53,6 +54,7 @@ class Session:
         tracing: Tracing | None = None,
     ) -> None:
         self.settings = settings or ClientSettings()
+        check_tls(self.settings)
         self.geometry = geometry
         missing = set(geometry.layers) - set(k_caches)
         if missing:
@@ -126,13 +128,14 @@ class Session:
             layers: layer ids in the order in which `Step.select` will be called; all by default.
 
         Raises:
-            ValueError: the step does not fit the agreed geometry.
+            ValueError: the step does not fit the agreed geometry, or a layer has no indexer.
         """
         self._check_process()
         inputs.check(self.geometry)
+        layers = self.geometry.layers if layers is None else layers
+        self._check_layers(layers)
         self._attachment = self._caretaker.exchange(self._attachment)
         self._steps += 1
-        layers = self.geometry.layers if layers is None else layers
         trace = None
         if self._tracing is not None:
             trace = self._tracing.begin_step({"dsa.step": self._steps, "dsa.rows": inputs.rows})
@@ -170,13 +173,15 @@ class Session:
         """
         self._check_process()
         inputs.check(self.geometry)
+        self._check_layers([layer])
         check_tensors(self.geometry, inputs.rows, q, weights, out)
         self._attachment = self._caretaker.exchange(self._attachment)
         if self._attachment is None:
             raise self.last_error or ServiceUnavailable(f"{self.settings.address}: not attached")
         self._steps += 1
         publish(self._attachment, self._steps, inputs)
-        request(self._attachment, self._steps, self.geometry.layers.index(layer), q, weights)
+        stage_layer(self._attachment, self._steps, q, weights)
+        request(self._attachment, self._steps, self.geometry.layers.index(layer))
         report = self._attachment.select_top_k(
             inputs.plan(self._steps, self._attachment.epoch, [layer])
         )
@@ -191,6 +196,13 @@ class Session:
         for report in self._attachment.plans.reports():
             self._statistics.faulted_rows += report.fault_count
             self._statistics.rejected_steps += report.status == pb.STEP_STATUS_REJECTED
+
+    def _check_layers(self, layers: Sequence[int]) -> None:
+        wanted, known = set(layers), set(self.geometry.layers)
+        if not wanted or len(wanted) < len(layers) or wanted - known:
+            raise ValueError(
+                f"layers: {list(layers)} (fix: one or more of {sorted(known)}, each once)"
+            )
 
     def _check_process(self) -> None:
         if os.getpid() != self._owner:

@@ -27,13 +27,15 @@ def publish(attachment: Attachment, step: int, inputs: StepInputs) -> None:
     attachment.wake_service.ring()
 
 
-def request(
-    attachment: Attachment, step: int, layer: int, q: torch.Tensor, weights: torch.Tensor
-) -> None:
-    """Stage q and weights of one layer (an ordinal), then ring."""
+def stage_layer(attachment: Attachment, step: int, q: torch.Tensor, weights: torch.Tensor) -> None:
+    """Stage q and weights of one layer."""
     slot = attachment.bank.staging_of(step)
     slot.q[: len(q)].view(torch.uint8).copy_(q.view(torch.uint8))
     slot.weights[: len(weights)].copy_(weights)
+
+
+def request(attachment: Attachment, step: int, layer: int) -> None:
+    """Ring for a layer (an ordinal) that is staged."""
     attachment.bells.request(layer, step)
     attachment.wake_service.ring()
 

@@ -17,7 +17,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.attachment import Attachment
 from indexer_client.errors import IndexerError
 from indexer_client.inputs import Fallback, StepInputs
-from indexer_client.staging import answers, check_tensors, publish, request
+from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
 from indexer_client.statistics import Statistics
 from indexer_client.telemetry import end_step
 from indexer_client.waiting import WaitEnd, wait_for_answer
@@ -144,9 +144,13 @@ class Step:
         """Put q and weights where the service reads them, then ring."""
         ordinal = self._ordinals[layer]
         self._stamp(ordinal, WorkerStage.STAGE_BEGUN)
-        if self._remote and self._attachment is not None:
-            request(self._attachment, self.number, ordinal, q, weights)
+        attachment = self._attachment if self._remote else None
+        if attachment is not None:
+            stage_layer(attachment, self.number, q, weights)
+        # Before the bell: what it causes must not look earlier than it.
         self._stamp(ordinal, WorkerStage.REQUEST_RUNG)
+        if attachment is not None:
+            request(attachment, self.number, ordinal)
 
     def wait(self, layer: int) -> bool:
         """Wait for the answer, within the bound; False: compute the layer inline."""

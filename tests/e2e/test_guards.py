@@ -38,13 +38,13 @@ def _slow_publishing(patch: Patch) -> None:
 
 def _slow_requests(patch: Patch) -> None:
     """The service reaches each layer's gate long before its q is staged."""
-    request = staging.request
+    stage_layer = staging.stage_layer
 
     def later(*arguments: object) -> None:
         time.sleep(0.05)
-        request(*arguments)  # type: ignore[arg-type]
+        stage_layer(*arguments)  # type: ignore[arg-type]
 
-    patch.setattr(client_step, "request", later)
+    patch.setattr(client_step, "stage_layer", later)
 
 
 def _any_step_passes(patch: Patch, word: str) -> None:

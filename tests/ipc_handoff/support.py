@@ -115,6 +115,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
 @contextmanager
 def no_descriptor_leaks() -> Iterator[None]:
     """The block leaves no more descriptors open than it found."""
+    gc.collect()  # What others left must not hide a leak by going meanwhile.
     before = open_descriptors()
     yield
     if not eventually(lambda: open_descriptors() <= before, 0.5):

@@ -1,6 +1,7 @@
 """What the tests of the service share: a service in this process, and a worker for it."""
 
 import asyncio
+import gc
 import os
 import threading
 import time
@@ -290,6 +291,12 @@ def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def mappings_before() -> int:
+    """As `mappings`, once what tests before have left behind is gone."""
+    gc.collect()
+    return mappings()
 
 
 def mappings() -> int:

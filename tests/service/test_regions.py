@@ -16,6 +16,7 @@ from tests.service.support import (
     descriptors,
     eventually,
     mappings,
+    mappings_before,
     refused,
 )
 
@@ -29,7 +30,7 @@ def test_regions_of_one_memory_map_it_once(make_worker: MakeWorker) -> None:
 
 def test_a_mapping_goes_with_its_last_region(make_worker: MakeWorker) -> None:
     worker = make_worker()
-    own = mappings()
+    own = mappings_before()
     worker.register(*worker.k_cache_regions())
     assert worker.unregister("k_cache/3") == worker.k_cache.byte_size
     assert mappings() == own + 1
@@ -123,7 +124,7 @@ def test_a_failed_register_leaves_no_mapping_and_no_descriptor(
     make_worker: MakeWorker, bad: int
 ) -> None:
     worker = make_worker()
-    own_mappings, own_descriptors = mappings(), descriptors()
+    own_mappings, own_descriptors = mappings_before(), descriptors()
     regions = [*worker.bank_regions(), *worker.k_cache_regions()]
     regions[bad].host.offset = 1 << 50
     with refused(grpc.StatusCode.INVALID_ARGUMENT, f"{regions[bad].name}.byte_size"):

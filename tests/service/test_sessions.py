@@ -19,6 +19,7 @@ from tests.service.support import (
     descriptors,
     eventually,
     mappings,
+    mappings_before,
     open_request,
     refused,
     running,
@@ -62,12 +63,15 @@ def test_a_step_of_a_new_session_is_answered(worker: Worker) -> None:
 def test_status_shows_regions_bytes_and_counters(worker: Worker, service: LocalService) -> None:
     assert worker.works()
     status = service.status()
-    shown = next(s for s in status.sessions if s.session_id == worker.id)
+    shown = next(s for s in status.sessions if s.epoch == worker.epoch)
     assert status.serving and status.pid and status.version
     assert status.mapped_bytes >= shown.mapped_bytes > 0
     assert list(shown.regions) == ["answers", "control", "k_cache/3", "k_cache/7", "staging"]
     assert (shown.answered_steps, shown.last_step, shown.queued_steps) == (1, worker.step, 0)
     assert shown.worker.model == "target"
+    # Knowing it, anybody could open a session that ends this one.
+    assert not shown.worker.instance
+    assert worker.id not in str(status)
     assert 0 < shown.lease_remaining_seconds <= 10
 
 
@@ -87,12 +91,12 @@ def test_a_closed_session_is_not_found(worker: Worker) -> None:
 
 def test_closing_unmaps_everything(make_worker: MakeWorker, service: LocalService) -> None:
     worker = make_worker()
-    own_mappings, own_descriptors = mappings(), descriptors()
+    own_mappings, own_descriptors = mappings_before(), descriptors()
     worker.attach()
     assert worker.works()
     assert mappings() > own_mappings
     worker.close()
-    assert all(s.session_id != worker.id for s in service.status().sessions)
+    assert all(s.epoch != worker.epoch for s in service.status().sessions)
     assert mappings() == own_mappings
     assert descriptors() == own_descriptors
 
@@ -177,7 +181,7 @@ def test_the_end_of_the_workers_connection_unmaps_at_once(
     leaving = make_worker().attach()
     leaving.connection.close()
     began = time.monotonic()
-    assert eventually(lambda: all(s.session_id != leaving.id for s in service.status().sessions), 1)
+    assert eventually(lambda: all(s.epoch != leaving.epoch for s in service.status().sessions), 1)
     assert time.monotonic() - began < 0.5
     with refused(grpc.StatusCode.NOT_FOUND, "session_id", "connection"):
         leaving.keep_alive()
@@ -211,9 +215,7 @@ time.sleep(60)
     assert process.stdout.readline() == "connected\n"
     time.sleep(0.3)
     process.kill()
-    gone = eventually(
-        lambda: all(s.session_id != opened.session_id for s in service.status().sessions), 2
-    )
+    gone = eventually(lambda: all(s.epoch != opened.epoch for s in service.status().sessions), 2)
     process.wait()
     process.stdout.close()
     assert gone

@@ -1,0 +1,146 @@
+"""What a step refuses before anything is sent: ValueErrors that name the field."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from indexer_client import ClientSettings, Session, StepInputs
+from tests.support.workloads import Case, RandomSteps, Shape
+
+SHAPE = Shape(layers=(2, 5, 9), requests=3, context=150)
+
+
+@pytest.fixture
+def steps() -> Iterator[RandomSteps]:
+    made = RandomSteps(SHAPE, 1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def session(steps: RandomSteps, tmp_path: Path) -> Iterator[Session]:
+    """Without a service: the checks must not depend on one."""
+    settings = ClientSettings(address=f"unix:{tmp_path}/none.sock")
+    with Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session:
+        yield session
+
+
+@pytest.fixture
+def case(steps: RandomSteps) -> Case:
+    return steps.case(1)
+
+
+def _wide(inputs: StepInputs) -> torch.Tensor:
+    return torch.zeros(len(inputs.seq_lens), SHAPE.geometry.table_width + 1, dtype=torch.int32)
+
+
+BAD_INPUTS: dict[str, tuple[str, Callable[[StepInputs], dict[str, Any]]]] = {
+    "no rows": ("rows", lambda i: {"rows": 0}),
+    "too many rows": ("rows", lambda i: {"rows": SHAPE.geometry.max_rows + 1}),
+    "too many requests": ("requests", lambda i: {"seq_lens": torch.ones(99, dtype=torch.int32)}),
+    "no requests": ("requests", lambda i: {"seq_lens": torch.ones(0, dtype=torch.int32)}),
+    "a wide table": ("block_table", lambda i: {"block_table": _wide(i)}),
+    "a flat table": ("block_table", lambda i: {"block_table": i.block_table[0]}),
+    "another table": ("block_table", lambda i: {"block_table": i.block_table[:0]}),
+    "a table of 64 bit": ("block_table", lambda i: {"block_table": i.block_table.long()}),
+    "lengths of 64 bit": ("seq_lens", lambda i: {"seq_lens": i.seq_lens.long()}),
+    "two-dimensional lengths": ("seq_lens", lambda i: {"seq_lens": i.seq_lens[:, None]}),
+    "short offsets": ("query_start", lambda i: {"query_start": i.query_start[:-1]}),
+    "offsets as floats": ("query_start", lambda i: {"query_start": i.query_start.float()}),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_inputs_that_do_not_fit_are_refused_by_name(
+    name: str, session: Session, case: Case
+) -> None:
+    field, change = BAD_INPUTS[name]
+    with pytest.raises(ValueError, match=rf"^{field}: .*\(fix: "):
+        session.step(replace(case.inputs, **change(case.inputs)))
+
+
+@pytest.mark.parametrize(
+    "layers", [(), (3,), (2, 2), (2, 5, 9, 2)], ids=["none", "unknown", "twice", "one too many"]
+)
+def test_layers_that_cannot_be_planned_are_refused(
+    layers: tuple[int, ...], session: Session, case: Case
+) -> None:
+    with pytest.raises(ValueError, match=r"^layers: .*\(fix: "):
+        session.step(case.inputs, layers)
+
+
+def _bad_tensors(case: Case, top_k: int) -> dict[str, tuple[str, dict[str, torch.Tensor]]]:
+    query, rows = case.queries[2], case.inputs.rows
+    q, weights = query.q, query.weights
+    out = torch.empty(rows, top_k, dtype=torch.int32)
+    good = {"q": q, "weights": weights, "out": out}
+    return {
+        "q of floats": ("q", good | {"q": q.float()}),
+        "q with a row too many": ("q", good | {"q": torch.cat([q, q[:1]])}),
+        "q with half the heads": ("q", good | {"q": q[:, ::2]}),
+        "q with another head size": ("q", good | {"q": q[:, :, :64]}),
+        "weights in half": ("weights", good | {"weights": weights.half()}),
+        "weights of another shape": ("weights", good | {"weights": weights[:, :1]}),
+        "out of 64 bit": ("out", good | {"out": out.long()}),
+        "out with fewer columns": ("out", good | {"out": out[:, 1:]}),
+        "out with fewer rows": ("out", good | {"out": out[:0]}),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "q of floats",
+        "q with a row too many",
+        "q with half the heads",
+        "q with another head size",
+        "weights in half",
+        "weights of another shape",
+        "out of 64 bit",
+        "out with fewer columns",
+        "out with fewer rows",
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name(
+    name: str, session: Session, case: Case
+) -> None:
+    field, tensors = _bad_tensors(case, SHAPE.top_k)[name]
+    with (
+        session.step(case.inputs, case.layers) as step,
+        pytest.raises(ValueError, match=rf"^{field}: .*\(fix: "),
+    ):
+        step.select(2, tensors["q"], tensors["weights"], out=tensors["out"])
+
+
+@pytest.mark.parametrize("layer", [5, 9, 3, -1])
+def test_a_layer_out_of_order_is_refused(layer: int, session: Session, case: Case) -> None:
+    query, out = case.queries[2], torch.empty_like(case.expected[2])
+    with session.step(case.inputs, (2, 5, 9)) as step:
+        with pytest.raises(ValueError, match=r"^layer: "):
+            step.select(layer, query.q, query.weights, out=out)
+        # The refusal changed nothing.
+        step.select(2, query.q, query.weights, out=out)
+        assert torch.equal(out, case.expected[2])
+        with pytest.raises(ValueError, match=r"^layer: "):
+            step.select(2, query.q, query.weights, out=out)
+
+
+def test_q_may_be_e4m3_or_its_bytes_and_have_any_strides(session: Session, case: Case) -> None:
+    query, out = case.queries[2], torch.empty_like(case.expected[2])
+    wide = torch.zeros(*query.q.shape[:2], 256, dtype=torch.uint8)
+    wide[:, :, ::2] = query.q
+    for q in (query.q, query.q.view(torch.float8_e4m3fn), wide[:, :, ::2]):
+        with session.step(case.inputs, [2]) as step:
+            step.select(2, q, query.weights, out=out)
+        assert torch.equal(out, case.expected[2])
+        out.fill_(-2)
+
+
+def test_a_missing_k_cache_is_refused_by_name(steps: RandomSteps) -> None:
+    caches = {layer: cache for layer, cache in steps.k_caches.items() if layer != 5}
+    with pytest.raises(ValueError, match=r"^k_caches: layer 5 is missing \(fix: "):
+        Session(steps.geometry, caches, steps.fallback)

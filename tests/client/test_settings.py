@@ -1,0 +1,63 @@
+"""The client's settings, from arguments and from the environment."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from indexer_client import ClientSettings
+
+
+def test_every_field_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "address": "unix:/run/x/i.sock",
+        "engine": "cpu-reference",
+        "signalling": "stream",
+        "wait_bound_seconds": 0.25,
+        "rpc_timeout_seconds": 7.5,
+        "reattach_seconds": 3.0,
+        "banks": 4,
+        "tls_certificate": Path("/c.pem"),
+        "tls_key": Path("/k.pem"),
+        "tls_server_ca": Path("/a.pem"),
+        "trace_file": Path("/t.jsonl"),
+        "trace_console": True,
+        "trace_ratio": 0.5,
+    }
+    assert values.keys() == ClientSettings.model_fields.keys()
+    for name, value in values.items():
+        monkeypatch.setenv(f"DSA_INDEXER_{name.upper()}", str(value))
+    assert ClientSettings().model_dump() == values
+
+
+def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSA_INDEXER_BANKS", "4")
+    assert ClientSettings(banks=3).banks == 3
+
+
+def test_the_services_variables_do_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSA_INDEXER_LEASE_SECONDS", "3")
+    ClientSettings()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("signalling", "smoke"),
+        ("wait_bound_seconds", 0),
+        ("rpc_timeout_seconds", -1),
+        ("reattach_seconds", 0),
+        ("banks", 0),
+        ("trace_ratio", 1.5),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ClientSettings(**{field: value})
+    assert caught.value.errors()[0]["loc"] == (field,)
+
+
+def test_the_default_address_is_a_private_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DSA_INDEXER_ADDRESS", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert ClientSettings().address == "unix:/run/user/7/dsa-indexer/indexer.sock"
