@@ -3,12 +3,14 @@
 import json
 import os
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("dsa-indexer", "torch", "grpcio", "protobuf")
 
 
 def processor() -> str:
@@ -21,23 +23,38 @@ def processor() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
-def write(name: str, device: str, results: dict[str, Any]) -> Path:
-    """Write `<name>-<date>.json`; returns its path.
+def installed(package: str) -> str:
+    """Its version, or "not installed"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def write(
+    name: str,
+    device: str,
+    results: dict[str, Any],
+    *,
+    packages: Sequence[str] = PACKAGES,
+    suffix: str = "",
+) -> Path:
+    """Write `<name>-<date><suffix>.json`; returns its path.
 
     Args:
         name: of card and benchmark, for example "cpu-handoff".
         device: what it ran on, in full.
+        packages: whose versions are recorded.
     """
     now = datetime.now(UTC)
-    packages = ("dsa-indexer", "torch", "grpcio", "protobuf")
     record = {
         "device": device,
         "date": now.isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in packages},
+        "versions": {package: installed(package) for package in packages},
         "results": results,
     }
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}-{now:%Y-%m-%d}.json"
+    path = RESULTS / f"{name}-{now:%Y-%m-%d}{suffix}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     return path

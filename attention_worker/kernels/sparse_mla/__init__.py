@@ -88,9 +88,9 @@ def attend(
         impl: "auto", "reference" or "triton" ("auto" means it on CUDA devices).
 
     Returns:
-        [T, N, 512] in q's dtype (`out` if given), zeros for a token without a valid slot. With `return_lse` also
-        fp32 [T, N], natural logarithm, -inf for such a token. What a slot that takes no part
-        holds, NaN too, does not matter.
+        [T, N, 512] in q's dtype (`out` if given), zeros for a token without a valid slot. With
+        `return_lse` also fp32 [T, N], natural logarithm, -inf for such a token. What a slot that
+        takes no part holds, NaN too, does not matter.
 
     Raises:
         ValueError: a shape, dtype, device or stride is wrong.
@@ -183,3 +183,6 @@ def _check_cache(kv_cache: Tensor, query_width: int, device: torch.device) -> No
         raise fault("kv_cache", "pages hold no tokens", f"give {layout}")
     if kv_cache.stride(2) != 1:
         raise fault("kv_cache", f"stride(2) is {kv_cache.stride(2)}, not 1", "keep tokens whole")
+    if kv_cache.dtype == torch.uint8 and any(stride % 16 for stride in kv_cache.stride()[:2]):
+        wrong = f"strides {kv_cache.stride()} put tokens at other bytes than multiples of 16"
+        raise fault("kv_cache", wrong, "keep scales and rope values aligned")

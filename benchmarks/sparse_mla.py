@@ -1,0 +1,218 @@
+"""Sparse MLA beside vLLM's kernels: checked first, then timed in one run.
+
+    python benchmarks/sparse_mla.py                      on a CUDA machine: measure, write results
+    python benchmarks/sparse_mla.py --document FILE      results -> table in docs/performance.md
+
+Times are medians of CUDA-graph replays, each of several calls whose slots differ, random over a
+cache many times larger than the L2 cache. The implementations take turns. "Byte floor" is the time
+in which the gathered tokens could be read at the rate at which this card copies memory.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from results_file import write
+from sparse_mla_peers import BF16, FP8, Call
+from torch import Tensor
+
+from attention_worker.kernels import sparse_mla
+from attention_worker.kernels.sparse_mla.layout import decode_tokens
+
+K, PAGE, SCALE = 2048, 64, 576**-0.5
+SHAPES = {
+    "bf16": [
+        (8, 64), (16, 1), (16, 8), (16, 64), (16, 512), (32, 64), (64, 1), (64, 8), (64, 64),
+        (64, 512), (64, 4096), (128, 64), (128, 512),
+    ],
+    "fp8_ds_mla": [(16, 1), (16, 8), (16, 64), (16, 512), (64, 64), (64, 512)],
+}  # fmt: skip
+"""Heads and tokens."""
+
+CONTEXT = {"decode": 1 << 20, "prefill": 1 << 17}
+"""Cached tokens that slots are drawn from: many requests for decode, a long one for prefill."""
+
+TOLERANCE = 4e-3
+ROUNDS, CALLS = 5, 32
+DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
+MARKS = ("<!-- sparse_mla: begin -->", "<!-- sparse_mla: end -->")
+
+
+def bf16_cache(tokens: int) -> Tensor:
+    values = torch.randn((tokens, 576), device="cuda", dtype=torch.bfloat16)
+    return values.view(-1, PAGE, 576)
+
+
+def fp8_cache(tokens: int) -> Tensor:
+    codes = torch.randint(0, 256, (tokens, 512), device="cuda", dtype=torch.uint8)
+    codes = torch.where((codes & 0x7F) == 0x7F, codes - 1, codes)
+    scales = torch.rand((tokens, 4), device="cuda") * 0.01 + 1e-4
+    rope = torch.randn((tokens, 64), device="cuda", dtype=torch.bfloat16)
+    parts = [codes, scales.view(torch.uint8), rope.view(torch.uint8)]
+    return torch.cat(parts, 1).view(-1, PAGE, 656)
+
+
+def exact(q: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
+    """float64, for a few tokens."""
+    flat = cache.view(-1, cache.shape[2])
+    rows = []
+    for query, chosen in zip(q.double(), slots.long(), strict=True):
+        kv = decode_tokens(flat[chosen]).double()
+        rows.append((query @ kv.T * SCALE).softmax(-1) @ kv[:, :512])
+    return torch.stack(rows)
+
+
+def relative_error(ours: Tensor, expected: Tensor) -> float:
+    return float((ours.double() - expected).norm() / expected.norm())
+
+
+def captured(call: Call, calls: int) -> Callable[[], float]:
+    """Replay `calls` captured calls; µs a call."""
+    call(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(calls):
+            call(i)
+
+    def replay() -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e3 / calls
+
+    replay()
+    return replay
+
+
+def copy_rate() -> float:
+    """Bytes a second, counting read and written ones."""
+    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    replay = captured(lambda _: target.copy_(source), 4)
+    return 2 * source.numel() / (median(replay() for _ in range(ROUNDS)) * 1e-6)
+
+
+def measure(form: str, heads: int, tokens: int, cache: Tensor, rate: float) -> dict[str, Any]:
+    context = CONTEXT["decode" if tokens < 512 else "prefill"]
+    calls = max(2, min(CALLS, 256 // tokens))
+    q = torch.randn((tokens, heads, 576), device="cuda", dtype=torch.bfloat16)
+    slots = [
+        torch.randint(0, context, (tokens, K), device="cuda", dtype=torch.int32)
+        for _ in range(calls)
+    ]
+    out = torch.empty((tokens, heads, 512), device="cuda", dtype=torch.bfloat16)
+
+    def ours(invariant: bool) -> Call:
+        return lambda i: sparse_mla.attend(  # type: ignore[return-value]
+            q, cache, slots[i], SCALE, out=out, batch_invariant=invariant
+        )
+
+    candidates: dict[str, Call] = {"ours": ours(False), "ours, batch-invariant": ours(True)}
+    absent: dict[str, str] = {}
+    for name, peer in (FP8 if cache.dtype == torch.uint8 else BF16).items():
+        try:
+            candidates[name] = peer(q, cache, slots, SCALE)
+        except ImportError as error:
+            absent[name] = str(error)
+
+    few = slice(0, 4)
+    expected = exact(q[few], cache, slots[0][few])
+    row: dict[str, Any] = {"form": form, "heads": heads, "tokens": tokens, "context": context}
+    row |= {"µs": {}, "error": {}, "absent": absent}
+    replays = {}
+    for name, call in candidates.items():
+        try:
+            row["error"][name] = relative_error(call(0)[few], expected)
+            replays[name] = captured(call, calls)
+        except Exception as error:  # a peer may not support a shape
+            if name.startswith("ours"):
+                raise
+            absent[name] = str(error)[-200:]
+    for name, error in row["error"].items():
+        if name.startswith("ours") and not error <= TOLERANCE:
+            raise SystemExit(f"{form}, {heads} heads, {tokens} tokens: {name} is off by {error}")
+    times: dict[str, list[float]] = {name: [] for name in replays}
+    for _ in range(ROUNDS):
+        for name, replay in replays.items():
+            times[name].append(replay())
+    row["µs"] = {name: median(measured) for name, measured in times.items()}
+    width = cache.shape[2] * cache.element_size()
+    row["byte floor µs"] = tokens * K * width / rate * 1e6
+    row["TFLOP/s"] = 2 * tokens * heads * K * (576 + 512) / row["µs"]["ours"] / 1e6
+    return row
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    peers = [*BF16, *FP8]
+    lines = [
+        "| cache | heads | tokens | ours µs | TFLOP/s | byte floor | batch-invariant | "
+        + " | ".join(peers) + " | ours / best peer |",
+        "|" + "---|" * (8 + len(peers)),
+    ]  # fmt: skip
+    for row in rows:
+        times = row["µs"]
+        best = min((times[peer] for peer in peers if peer in times), default=None)
+        cells = [
+            row["form"], row["heads"], row["tokens"], f"**{times['ours']:.1f}**",
+            f"{row['TFLOP/s']:.0f}", f"{row['byte floor µs']:.1f}",
+            f"{times['ours, batch-invariant']:.1f} "
+            f"({times['ours, batch-invariant'] / times['ours']:.2f}×)",
+            *(f"{times[peer]:.1f}" if peer in times else "" for peer in peers),
+            f"{times['ours'] / best:.2f}" if best else "",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def document(path: Path) -> None:
+    """Put the results' table into docs/performance.md, between its marks."""
+    record = json.loads(path.read_text())
+    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+    results = record["results"]
+    text = (
+        f"{record['device']}, {record['date'][:10]}, {versions}; k = {K}; copies run at "
+        f"{results['copy B/s'] / 1e12:.2f} TB/s. Times in µs. "
+        f"Source: `{path.relative_to(DOCUMENT.parents[1])}`.\n\n{table(results['rows'])}"
+    )
+    before, rest = DOCUMENT.read_text().split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    DOCUMENT.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--document", type=Path, help="a results file to put into the docs")
+    chosen = parser.parse_args()
+    if chosen.document:
+        document(chosen.document.resolve())
+        return
+    if not torch.cuda.is_available():
+        sys.exit("a CUDA device is needed")
+    torch.manual_seed(0)
+    name = torch.cuda.get_device_name()
+    rate = copy_rate()
+    rows = []
+    for form, make in (("bf16", bf16_cache), ("fp8_ds_mla", fp8_cache)):
+        cache = make(max(CONTEXT.values()))
+        for heads, tokens in SHAPES[form]:
+            rows.append(measure(form, heads, tokens, cache, rate))
+            times = {name: round(time, 2) for name, time in rows[-1]["µs"].items()}
+            print(form, heads, tokens, times, rows[-1]["absent"], flush=True)
+        del cache
+    print(table(rows))
+    card = name.replace("NVIDIA ", "").replace(" ", "-").lower()
+    packages = ("torch", "triton", "vllm")
+    results = {"copy B/s": rate, "rows": rows}
+    print("written:", write(card, name, results, packages=packages, suffix="-sparse_mla"))
+
+
+if __name__ == "__main__":
+    main()
