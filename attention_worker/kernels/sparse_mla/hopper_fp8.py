@@ -1,4 +1,4 @@
-"""fp8_ds_mla on SM90, up to 32 heads a program: eight warps gather and decode, four compute.
+"""fp8_ds_mla on SM90, 16 heads a program: eight warps gather and decode, four compute.
 
 Codes travel through registers: the next block's are loaded while this block's are decoded to bf16
 (exact) into the shared memory that both matrix products read. Rope values and scales are copied as
@@ -34,24 +34,23 @@ _DECODE_REGISTERS = gl.constexpr(128)
 
 _DECODE = gl.constexpr("""
 {
-.reg .b32 a, b, s, t;
-prmt.b32 a, $2, 0, 0x1404;
-prmt.b32 b, $2, 0, 0x3424;
-and.b32 s, a, 0x80008000;
-shr.u32 t, a, 4;
-and.b32 t, t, 0x07f007f0;
-or.b32 a, s, t;
-and.b32 s, b, 0x80008000;
-shr.u32 t, b, 4;
-and.b32 t, t, 0x07f007f0;
-or.b32 b, s, t;
-mov.b32 s, 0x7b807b80;
-mov.b32 t, 0x80008000;
-fma.rn.bf16x2 $0, a, s, t;
-fma.rn.bf16x2 $1, b, s, t;
+.reg .b16 p, q, r, s;
+.reg .b32 h;
+.reg .f32 x, y;
+mov.b32 {p, q}, $2;
+cvt.rn.f16x2.e4m3x2 h, p;
+mov.b32 {r, s}, h;
+cvt.f32.f16 x, r;
+cvt.f32.f16 y, s;
+cvt.rn.bf16x2.f32 $0, y, x;
+cvt.rn.f16x2.e4m3x2 h, q;
+mov.b32 {r, s}, h;
+cvt.f32.f16 x, r;
+cvt.f32.f16 y, s;
+cvt.rn.bf16x2.f32 $1, y, x;
 }
 """)
-"""Four codes -> two pairs of bf16, as fp8.py explains; two values an instruction."""
+"""Four codes -> two pairs of bf16, by way of fp16: every step is exact."""
 
 
 @gluon.constexpr_function

@@ -89,7 +89,7 @@ def _launch(
         PAGED=block_stride != page * token_stride and blocks > 1,
         SINGLE=single, PDL=dependent, num_warps=plan.warps, **constants,
     )  # fmt: skip
-    merged = planning.merge_kind(tokens * heads, plan.splits)
+    merged = planning.merge_kind(tokens * heads, plan.splits, plan.invariant)
     if merged is not None:
         room, columns, warps = merged
         merge_kernel[(tokens * heads, LATENT // columns)](

@@ -36,6 +36,8 @@ class Plan:
     splits: int
     per_split: int
     """Slots a split, a multiple of block_tokens."""
+    invariant: bool
+    """Whether nothing may depend on the number of tokens."""
 
 
 def architecture(capability: tuple[int, int] | None) -> int:
@@ -80,7 +82,7 @@ def choose(
         form == "narrow" and block_heads == 16 and (invariant or _uneven(programs, processors))
     )
     if splits is None and invariant:
-        splits = _INVARIANT_SPLITS[form]
+        splits = _INVARIANT_SPLITS[form] if block_heads != 32 else 8
     elif splits is None:
         splits = max(1, (2 if pairs else 1) * processors // programs)
     buffers = 1 if form == "narrow" and pairs else 2
@@ -89,7 +91,9 @@ def choose(
     warps = 8 if block_heads > 16 else 4
     per_split = block_tokens * max(1, -(-k // (min(splits, LONGEST_SPLITS) * block_tokens)))
     splits = max(1, -(-k // per_split))
-    return Plan(form, block_heads, block_tokens, buffers, warps, splits, per_split)
+    return Plan(
+        form, block_heads, block_tokens, buffers, warps, splits, per_split, invariant
+    )  # fmt: skip
 
 
 def _form(
@@ -115,7 +119,7 @@ def _uneven(programs: int, processors: int) -> bool:
     return programs > processors or (processors // programs) * programs < 0.8 * processors
 
 
-def merge_kind(rows: int, splits: int) -> tuple[int, int, int] | None:
+def merge_kind(rows: int, splits: int, invariant: bool) -> tuple[int, int, int] | None:
     """How `splits` of so many rows (tokens times heads) are merged, None for one split.
 
     Splits that a program has room for (a power of two), columns it takes, and its warps. With 512
@@ -124,4 +128,4 @@ def merge_kind(rows: int, splits: int) -> tuple[int, int, int] | None:
     if splits == 1:
         return None
     room = 1 << (splits - 1).bit_length()
-    return (room, 64, 1) if rows <= 64 else (room, 512, 2)
+    return (room, 64, 1) if rows <= 64 and not invariant else (room, 512, 2)

@@ -79,7 +79,7 @@ def _one_of_each(
             aligned=True, splits=None, invariant=planning.batch_invariant(invariant),
         )  # fmt: skip
         kind = (plan.form, plan.block_heads, plan.buffers, plan.splits == 1)
-        merged = planning.merge_kind(tokens * heads, plan.splits)
+        merged = planning.merge_kind(tokens * heads, plan.splits, plan.invariant)
         kinds.setdefault((*kind, merged), (tokens, plan))
     return dict(kinds.values())
 
