@@ -101,7 +101,9 @@ class Attachment:
         self.bells = self.bank.control.bells
         try:
             self._register(self._connect(opened))
-        except DescriptorRefused as error:
+        except (AttachRefused, DescriptorRefused) as error:
+            # Nothing is mapped yet: the session need not live on until its lease ends.
+            self._close_session()
             raise AttachRefused(str(error)) from error
         self.plans = self._plan_channel(opened.signalling)
         self._resources.callback(self.plans.close)
@@ -196,12 +198,15 @@ class Attachment:
         else:
             pool.give_back(self.bank)
 
-    def close(self, pool: BankPool) -> None:
-        """End in good order: the service drains first, so the bank is free at once."""
+    def _close_session(self) -> None:
         with suppress(IndexerError):
             self.control_plane.close_session(
                 pb.CloseSessionRequest(session_id=self.session_id, epoch=self.epoch)
             )
+
+    def close(self, pool: BankPool) -> None:
+        """End in good order: the service drains first, so the bank is free at once."""
+        self._close_session()
         self._detach("closed")
         self.release(pool)
 
