@@ -12,6 +12,7 @@ import pytest
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.settings import Settings
+from ipc_handoff.wire import layout_message
 from tests.service.support import (
     GEOMETRY,
     LocalService,
@@ -46,6 +47,7 @@ def test_a_session_is_told_its_terms_and_why(worker: Worker) -> None:
     assert told.configuration.engine == "cpu-reference"
     assert len(told.configuration.hash) == 64
     assert len(told.descriptor_nonce) == 16
+    assert told.layout == layout_message(GEOMETRY)
     assert [reason.split()[0] for reason in told.reasons] == ["placement", "signalling", "engine"]
 
 
