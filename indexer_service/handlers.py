@@ -66,7 +66,7 @@ class Handlers(rpc.IndexerServiceServicer):
         self, request: pb.UnregisterRegionsRequest, context: Context
     ) -> pb.UnregisterRegionsResponse:
         session = self._table.get(request.session_id, request.epoch)
-        checked_names(request.names)
+        checked_names(request.names, session.agreement.geometry.layers)
         await session.unregister(request.names)
         return pb.UnregisterRegionsResponse(mapped_bytes=session.regions.mapped_bytes)
 

@@ -139,8 +139,10 @@ class SessionSteps:
 
     def check_can_register(self, regions: Sequence[pb.Region]) -> None:
         """Raise FAILED_PRECONDITION for a bank's region after the attachment is over."""
+        if not self._is_over:
+            return
         for region in regions:
-            if self._is_over and region.name in BANK_REGIONS:
+            if region.name in BANK_REGIONS:
                 raise _over(region.name)
 
     def unregister(self, names: Sequence[str]) -> None:

@@ -77,6 +77,18 @@ def test_status_shows_regions_bytes_and_counters(worker: Worker, service: LocalS
     assert 0 < shown.lease_remaining_seconds <= 10
 
 
+def test_what_the_contract_does_not_know_of_a_worker_is_not_kept(
+    make_worker: MakeWorker, service: LocalService
+) -> None:
+    extended = pb.Worker(instance="extended", engine="test")
+    extended.MergeFromString(b"\xfa\x3f\x90\x4e" + b"x" * 10_000)  # field 1023
+    assert extended.ByteSize() > 10_000
+    worker = make_worker(worker=extended)
+    shown = next(s for s in service.status().sessions if s.epoch == worker.epoch)
+    assert shown.worker.engine == "test"
+    assert shown.worker.ByteSize() < 100
+
+
 def test_epochs_ascend_within_and_over_services(settings: Settings) -> None:
     epochs = []
     for _ in range(2):
