@@ -14,6 +14,7 @@ from indexer_client.caretaker import Caretaker
 from indexer_client.control_plane import check_tls
 from indexer_client.errors import IndexerError, ServiceUnavailable
 from indexer_client.inputs import Fallback, StepInputs
+from indexer_client.reports import ReportReader
 from indexer_client.settings import ClientSettings
 from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
 from indexer_client.statistics import Statistics
@@ -76,6 +77,7 @@ class Session:
         self._attachment: Attachment | None = None
         self._steps = 0
         self._statistics = Statistics()
+        self._reports = ReportReader(self._statistics)
         self._owner = os.getpid()
 
     def __enter__(self) -> Self:
@@ -107,8 +109,9 @@ class Session:
 
     @property
     def last_error(self) -> IndexerError | None:
-        """Why the last attempt to attach failed; None after a success."""
-        return self._caretaker.last_error
+        """Why the service is not used: it cannot be had, or refused the last step; None after
+        a success."""
+        return self._caretaker.last_error or self._reports.last_error
 
     def wait_attached(self, seconds: float) -> None:
         """Wait until the next step will have a service.
@@ -193,9 +196,11 @@ class Session:
     def _read_reports(self) -> None:
         if self._attachment is None:
             return
-        for report in self._attachment.plans.reports():
-            self._statistics.faulted_rows += report.fault_count
-            self._statistics.rejected_steps += report.status == pb.STEP_STATUS_REJECTED
+        try:
+            for report in self._attachment.plans.reports():
+                self._reports.read(report)
+        except IndexerError as error:
+            self._attachment.detach(str(error))
 
     def _check_layers(self, layers: Sequence[int]) -> None:
         wanted, known = set(layers), set(self.geometry.layers)

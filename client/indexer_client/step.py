@@ -74,8 +74,18 @@ class Step:
         self._on_end = on_end
         # Turns False when this step's remaining layers must be computed inline.
         self._remote = attachment is not None
+        # Turns True when the attachment ended because of this step: the service tells no more.
+        self._lost = False
 
     def __enter__(self) -> Self:
+        try:
+            self._begin()
+        except BaseException as error:
+            self._end(error)
+            raise
+        return self
+
+    def _begin(self) -> None:
         self._stamps.begin(self.number)
         if self._attachment is not None:
             try:
@@ -84,7 +94,6 @@ class Step:
                 self._go_inline(f"plan: {error}")
             else:
                 publish(self._attachment, self.number, self.inputs)
-        return self
 
     def __exit__(
         self,
@@ -93,13 +102,18 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         self._statistics.steps += 1
-        self._on_end()
-        if self._trace is not None:
-            self._end_trace(self._trace, error)
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        try:
+            self._on_end()
+        finally:
+            if self._trace is not None:
+                self._end_trace(self._trace, error)
 
     def _end_trace(self, trace: StepTrace, error: BaseException | None) -> None:
         attachment, lost = self._attachment, None
-        if attachment is not None and attachment.detached_because:
+        if attachment is not None and self._lost:
             # The service will not export this step any more: its stages are read from the
             # shared block, which outlives it.
             lost = attachment.bank.control.service_stamps.read(self.number)
@@ -200,4 +214,5 @@ class Step:
     def _go_inline(self, reason: str) -> None:
         self._remote = False
         if self._attachment is not None:
+            self._lost = True
             self._attachment.detach(reason)
