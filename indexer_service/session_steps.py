@@ -131,11 +131,13 @@ class SessionSteps:
             ServiceError: FAILED_PRECONDITION while something is missing, RESOURCE_EXHAUSTED with
                 too many plans waiting.
         """
+        # Looked at once, and first: a thread that ends the attachment takes it away at any time.
+        runner = self._runner
         if self._is_over:
             raise _over("plan")
-        if self._runner is None:
+        if runner is None:
             raise self._incomplete()
-        self._runner.submit(plan, on_report)
+        runner.submit(plan, on_report)
 
     def check_can_register(self, regions: Sequence[pb.Region]) -> None:
         """Raise FAILED_PRECONDITION for a bank's region after the attachment is over."""

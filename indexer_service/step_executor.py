@@ -23,6 +23,7 @@ from ipc_handoff.control import ServiceControl
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.stages import ServiceStage
 from ipc_handoff.wakeups import Wakeup
+from ipc_handoff.words import fence
 
 
 class StepCancelled(Exception):
@@ -91,6 +92,9 @@ class StepExecutor:
                 self._gate(plan, self._bells.published)
                 pages = min(len(cache) for cache in caches.values())
                 inputs = copy_inputs(plan, slot, self._at.geometry, pages)
+                # A newer step may have been staged over the copy: that is no fault of this one.
+                fence()
+                self._check_wanted(plan)
                 report_faults(report, inputs)
             self._gate(plan, partial(self._bells.requested, ordinal))
             self._stamp(plan, ordinal, ServiceStage.GATE_PASSED)
