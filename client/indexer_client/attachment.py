@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.control_plane import ControlPlane
-from indexer_client.errors import AttachRefused, IndexerError, ServiceUnavailable
+from indexer_client.errors import REFUSALS, AttachRefused, IndexerError
 from indexer_client.plan_channel import PlanChannel, RingPlans, StreamPlans
 from indexer_client.settings import ClientSettings
 from ipc_handoff.addresses import socket_path
@@ -150,9 +150,7 @@ class Attachment:
                     session_id=self.session_id, epoch=self.epoch, regions=regions
                 )
             )
-        except ServiceUnavailable:
-            raise
-        except IndexerError:
+        except REFUSALS:
             self._perhaps_exposed = False
             raise
         self._exposed = True
