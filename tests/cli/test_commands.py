@@ -82,7 +82,7 @@ def test_help_names_every_subcommand() -> None:
 
 
 def test_serve_has_a_flag_for_every_setting_and_says_how_else_to_set_it() -> None:
-    result = _run("serve", "--help")
+    result = _run("serve", "--help", COLUMNS="160")
     assert result.returncode == 0
     assert "DSA_INDEXER_LEASE_SECONDS" in result.stdout
     for name in Settings.model_fields:
