@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
@@ -34,60 +34,74 @@ class Source(Enum):
     INLINE = "inline"
 
 
+class Begun(NamedTuple):
+    """What a step gets when it is entered."""
+
+    number: int
+    attachment: Attachment | None
+    trace: StepTrace | None
+
+
 class Step:
     """Made by `Session.step`; a context manager.
 
     Args:
-        number: of the step.
         layers: layer ids that will be asked for, in order.
         private: int32 [max_rows, top_k], where the fallback writes.
+        begin: called on entering; gives what the step has of its own. Raises RuntimeError
+            while another step is open.
+        on_end: called on leaving.
+
+    Attributes:
+        number: of the step; 0 before it is entered.
     """
 
     def __init__(
         self,
         *,
-        number: int,
         inputs: StepInputs,
         layers: Sequence[int],
         geometry: HandoffGeometry,
-        attachment: Attachment | None,
         fallback: Fallback,
         private: torch.Tensor,
         stamps: StampRing,
         statistics: Statistics,
         wait_bound: float,
-        trace: StepTrace | None,
+        begin: Callable[[], Begun],
         on_end: Callable[[], None],
     ) -> None:
-        self.number = number
+        self.number = 0
         self.inputs = inputs
         self._geometry = geometry
         self._ordinals = {layer: i for i, layer in enumerate(geometry.layers)}
         self._pending = list(layers)
-        self._attachment = attachment
+        self._attachment: Attachment | None = None
         self._fallback = fallback
         self._private = private[: inputs.rows]
         self._stamps = stamps
         self._statistics = statistics
         self._wait_bound = wait_bound
-        self._trace = trace
+        self._trace: StepTrace | None = None
+        self._begin = begin
         self._on_end = on_end
         # Turns False when this step's remaining layers must be computed inline.
-        self._remote = attachment is not None
+        self._remote = False
         # Turns True when the attachment ended because of this step: the service tells no more.
         self._lost = False
 
     def __enter__(self) -> Self:
+        self.number, self._attachment, self._trace = self._begin()
         try:
-            self._begin()
+            self._post()
         except BaseException as error:
             self._end(error)
             raise
         return self
 
-    def _begin(self) -> None:
+    def _post(self) -> None:
         self._stamps.begin(self.number)
         if self._attachment is not None:
+            self._remote = True
             try:
                 self._attachment.plans.post(self._plan(self._attachment))
             except IndexerError as error:
