@@ -1,14 +1,18 @@
 """The indexer inside the worker: what computes a layer when the service does not answer."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from indexer_service.kernels.checked_inputs import checked_copy
 from indexer_service.kernels.checks import fault, positive
 from indexer_service.kernels.configuration import Configuration, configuration
 from indexer_service.kernels.k_cache.layout import check_k_cache
-from indexer_service.kernels.step import RowFault, find_faults, select_step
+from indexer_service.kernels.step import RowFault, select_step
+
+logger = logging.getLogger(__name__)
 
 
 class StepInputs(Protocol):
@@ -25,11 +29,15 @@ class StepInputs(Protocol):
     @property
     def block_table(self) -> Tensor: ...
     @property
+    def rows(self) -> int: ...
+    @property
     def decode_requests(self) -> int: ...
     @property
     def rows_per_decode(self) -> int: ...
     @property
     def max_length(self) -> int: ...
+    @property
+    def exact_seq_lens(self) -> Sequence[int] | None: ...
 
 
 class InlineSelector:
@@ -52,7 +60,8 @@ class InlineSelector:
             k_caches: by layer, uint8 [pages, page, D+4].
             top_k: keys selected for each row.
             workspace: bytes for temporaries (default: 256 MiB).
-            on_faults: called with the layer and what was wrong with its inputs.
+            on_faults: called with the layer and what was wrong with its inputs; by default the
+                first fault of each kind is logged.
 
         Raises:
             ValueError: a cache's shape, dtype or stride is wrong, or top_k < 1.
@@ -62,7 +71,10 @@ class InlineSelector:
         self._k_caches = dict(k_caches)
         self._top_k = positive("top_k", top_k)
         self._workspace = workspace
-        self._on_faults = on_faults
+        self._on_faults = on_faults or self._log_faults
+        self._logged: set[str] = set()
+        # A step's table serves all layers: what the shortest cache holds is in all of them.
+        self._pages = min((len(k_cache) for k_cache in k_caches.values()), default=0)
 
     @property
     def configuration(self) -> Configuration:
@@ -81,28 +93,45 @@ class InlineSelector:
             known = ", ".join(map(str, sorted(self._k_caches))) or "none"
             raise fault("layer", f"{layer} has no K cache", f"one of: {known}")
         k_cache = self._k_caches[layer]
-        faults = find_faults(
+        checked = checked_copy(
             inputs.query_start,
             inputs.seq_lens,
             inputs.block_table,
-            pages=k_cache.shape[0],
+            rows=inputs.rows,
+            decode_requests=inputs.decode_requests,
+            rows_per_decode=inputs.rows_per_decode,
+            pages=self._pages,
             page_size=k_cache.shape[1],
             max_length=inputs.max_length,
+            exact_seq_lens=inputs.exact_seq_lens,
         )
-        if faults and self._on_faults:
-            self._on_faults(layer, faults)
+        if checked.faults:
+            self._on_faults(layer, checked.faults)
         select_step(
             q,
             weights,
             k_cache,
-            inputs.query_start,
-            inputs.seq_lens,
-            inputs.block_table,
+            checked.query_start,
+            checked.seq_lens,
+            checked.block_table,
             self._top_k,
             decode_requests=inputs.decode_requests,
             rows_per_decode=inputs.rows_per_decode,
             out=out,
             max_length=inputs.max_length,
-            skip_requests=[found.request for found in faults],
+            skip_requests=checked.skip_requests,
             workspace=self._workspace,
         )
+
+    def _log_faults(self, layer: int, faults: list[RowFault]) -> None:
+        for found in faults:
+            if found.reason not in self._logged:
+                self._logged.add(found.reason)
+                logger.warning(
+                    "layer %d: request %d answers -1: %s, expected %d, seen %d (told once)",
+                    layer,
+                    found.request,
+                    found.reason,
+                    found.expected,
+                    found.seen,
+                )

@@ -14,6 +14,7 @@ from indexer_service.settings import Settings
 from indexer_service.status import StatusReporter
 from indexer_service.step_stream import StepStream
 from indexer_service.validation import checked_names, checked_single_layer
+from ipc_handoff.wire import layout_message
 
 
 class Handlers(rpc.IndexerServiceServicer):
@@ -51,6 +52,7 @@ class Handlers(rpc.IndexerServiceServicer):
             descriptor_nonce=session.nonce,
             descriptor_socket=self._descriptor_socket,
             service_version=self._reporter.version,
+            layout=layout_message(agreement.geometry),
         )
 
     async def RegisterRegions(
@@ -64,7 +66,7 @@ class Handlers(rpc.IndexerServiceServicer):
         self, request: pb.UnregisterRegionsRequest, context: Context
     ) -> pb.UnregisterRegionsResponse:
         session = self._table.get(request.session_id, request.epoch)
-        checked_names(request.names)
+        checked_names(request.names, session.agreement.geometry.layers)
         await session.unregister(request.names)
         return pb.UnregisterRegionsResponse(mapped_bytes=session.regions.mapped_bytes)
 

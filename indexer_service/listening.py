@@ -43,6 +43,9 @@ class Listener(Protocol):
     async def publish(self) -> str:
         """Make the address known, now that the server answers; the address."""
 
+    def is_replaced(self) -> bool:
+        """Whether another service has the address now, so that nobody will come here."""
+
     async def close(self) -> None:
         """After the server has stopped: leave nothing behind."""
 
@@ -95,6 +98,9 @@ class UnixListener:
         self._files.publish()
         return f"{UNIX}{self._files.public}"
 
+    def is_replaced(self) -> bool:
+        return self._files.is_replaced()
+
     async def close(self) -> None:
         if self.descriptors is not None:
             await in_thread(self.descriptors.close)
@@ -131,6 +137,9 @@ class TcpListener:
 
     async def publish(self) -> str:
         return self._address.target
+
+    def is_replaced(self) -> bool:
+        return False
 
     async def close(self) -> None:
         """TCP leaves nothing behind."""

@@ -73,6 +73,12 @@ def _check_shape(plan: pb.StepPlan, geometry: HandoffGeometry) -> None:
 
 
 def _check_layers(plan: pb.StepPlan, geometry: HandoffGeometry) -> None:
+    if len(plan.layers) > len(geometry.layers):
+        raise invalid(
+            "plan.layers",
+            f"{len(plan.layers)} layers, the session has {len(geometry.layers)}",
+            "one or more, each once",
+        )
     unknown = sorted(set(plan.layers) - set(geometry.layers))
     if unknown:
         raise invalid("plan.layers", f"layer {unknown[0]} has no indexer", "the session's layers")

@@ -136,18 +136,22 @@ class StepRunner:
 
         Args:
             finish: first run the steps whose plans have arrived (each still under its gates'
-                bounds). Otherwise a running step is cancelled.
+                bounds). Otherwise a running step is cancelled, also while another thread waits
+                here for it to finish.
         """
-        with self._close_lock:
-            before = self.cancelled_steps
+        before = self.cancelled_steps
+        with self._submit_lock:
             self._finishing = True
             if not finish:
                 self._closing.set()
-            if self._thread.is_alive():
+            if not self.ended:
                 self._submit_wakeup.ring()
+        with self._close_lock:
+            if self._thread.is_alive():
                 self._thread.join()
-            self._submit_wakeup.close()
-            return self.cancelled_steps - before
+            with self._submit_lock:
+                self._submit_wakeup.close()
+        return self.cancelled_steps - before
 
     # The thread.
 

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["IndexerService"].full_name
 _TRACE_SERVICE_NAME = "dsa-indexer-service"
 _CALLS_A_CONNECTION = 128
+_LOOK_SECONDS = 0.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -109,6 +110,12 @@ class Service:
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         logger.info("serving with engine %s", self._engine.configuration.engine)
 
+    async def replaced(self) -> None:
+        """Return once another service has taken the address over: this one was frozen, say."""
+        while not self._listener.is_replaced():
+            await asyncio.sleep(_LOOK_SECONDS)
+        logger.warning("another service has taken over %s: stopping", self.address)
+
     async def stop(self) -> None:
         """Answer the steps that have arrived, end every session, leave no file behind.
 
@@ -148,7 +155,7 @@ def _engine(settings: Settings) -> Engine:
 
 
 async def serve(settings: Settings, *, tracing: Tracing | None = None) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT, or until another service has taken the address over.
 
     Args:
         tracing: where spans of steps and calls go.
@@ -172,7 +179,9 @@ async def serve(settings: Settings, *, tracing: Tracing | None = None) -> None:
         await asyncio.wait({asked, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            await asked
+            replaced = asyncio.create_task(service.replaced())
+            await asyncio.wait({asked, replaced}, return_when=asyncio.FIRST_COMPLETED)
+            replaced.cancel()
     finally:
         starting.cancel()
         await service.stop()

@@ -10,13 +10,14 @@ Methods block and are called one at a time; `k_cache` may be called from any thr
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 import torch
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.errors import already_exists, invalid, not_found, precondition, shown
-from indexer_service.validation import checked_regions
+from indexer_service.validation import checked_regions, most_regions
 from ipc_handoff.banks import (
     ANSWERS,
     BANK_REGIONS,
@@ -109,8 +110,11 @@ class SessionRegions:
             raise
 
     def drop_descriptors(self, regions: Sequence[pb.Region]) -> None:
-        """Close the descriptors that wait to be mapped for `regions`."""
-        for region in regions:
+        """Close the descriptors that wait to be mapped for `regions`.
+
+        Of a list that is too long to be right only those of its beginning.
+        """
+        for region in islice(regions, most_regions(self._geometry.layers)):
             descriptor = self._take(region.host.token)
             if descriptor is not None:
                 os.close(descriptor)

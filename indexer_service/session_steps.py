@@ -131,16 +131,20 @@ class SessionSteps:
             ServiceError: FAILED_PRECONDITION while something is missing, RESOURCE_EXHAUSTED with
                 too many plans waiting.
         """
+        # Looked at once, and first: a thread that ends the attachment takes it away at any time.
+        runner = self._runner
         if self._is_over:
             raise _over("plan")
-        if self._runner is None:
+        if runner is None:
             raise self._incomplete()
-        self._runner.submit(plan, on_report)
+        runner.submit(plan, on_report)
 
     def check_can_register(self, regions: Sequence[pb.Region]) -> None:
         """Raise FAILED_PRECONDITION for a bank's region after the attachment is over."""
+        if not self._is_over:
+            return
         for region in regions:
-            if self._is_over and region.name in BANK_REGIONS:
+            if region.name in BANK_REGIONS:
                 raise _over(region.name)
 
     def unregister(self, names: Sequence[str]) -> None:

@@ -102,6 +102,13 @@ class SocketDirectory:
             os.close(self._lock)
             self._lock = None
 
+    def is_replaced(self) -> bool:
+        """Whether another service took the public name over. A name that is gone tells nothing."""
+        try:
+            return os.readlink(self.public) != self._own
+        except OSError:
+            return False
+
     def withdraw(self) -> None:
         """After the sockets are closed: remove every file that no live process uses.
 

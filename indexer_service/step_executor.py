@@ -15,13 +15,15 @@ import torch
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.engine import Engine, LayerInputs
 from indexer_service.errors import precondition
+from indexer_service.kernels.checked_inputs import CheckedInputs
 from indexer_service.plans import check_plan
-from indexer_service.step_inputs import StepInputs, copy_inputs, report_faults
+from indexer_service.step_inputs import copy_inputs, report_faults
 from ipc_handoff.banks import StagingSlot, k_cache_region
 from ipc_handoff.control import ServiceControl
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.stages import ServiceStage
 from ipc_handoff.wakeups import Wakeup
+from ipc_handoff.words import fence
 
 
 class StepCancelled(Exception):
@@ -82,7 +84,7 @@ class StepExecutor:
         self._stamps.begin(plan.step)
         slot = self._at.staging[self._at.geometry.staging.slot_of(plan.step)]
         answers = self._at.answers[self._at.geometry.answers.slot_of(plan.step)][: plan.rows]
-        inputs: StepInputs | None = None
+        inputs: CheckedInputs | None = None
         for layer in plan.layers:
             ordinal = self._ordinals[layer]
             self._stamp(plan, ordinal, ServiceStage.GATE_BEGUN)
@@ -90,6 +92,9 @@ class StepExecutor:
                 self._gate(plan, self._bells.published)
                 pages = min(len(cache) for cache in caches.values())
                 inputs = copy_inputs(plan, slot, self._at.geometry, pages)
+                # A newer step may have been staged over the copy: that is no fault of this one.
+                fence()
+                self._check_wanted(plan)
                 report_faults(report, inputs)
             self._gate(plan, partial(self._bells.requested, ordinal))
             self._stamp(plan, ordinal, ServiceStage.GATE_PASSED)
@@ -143,7 +148,7 @@ class StepExecutor:
         ordinal: int,
         slot: StagingSlot,
         k_cache: torch.Tensor,
-        inputs: StepInputs,
+        inputs: CheckedInputs,
         answers: torch.Tensor,
     ) -> None:
         done = {"logits": ServiceStage.LOGITS_DONE, "topk": ServiceStage.TOPK_DONE}

@@ -30,6 +30,8 @@ def checked_worker(worker: pb.Worker) -> pb.Worker:
     """
     filled = pb.Worker()
     filled.CopyFrom(worker)
+    # It is kept, and shown by GetStatus: nothing unchecked may ride along.
+    filled.DiscardUnknownFields()
     _check_name("worker.instance", worker.instance, "a UUID made once in the worker's life")
     for field in ("engine", "gpu_uuid"):
         if len(getattr(worker, field)) > _NAME_CHARACTERS:
@@ -139,14 +141,22 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
+def most_regions(layers: Sequence[int]) -> int:
+    """How many names a session's regions can have."""
+    return len(BANK_REGIONS) + len(layers)
+
+
 def checked_regions(regions: Sequence[pb.Region], layers: Sequence[int]) -> None:
     """Names and memory of regions to register.
 
     Raises:
         ServiceError: INVALID_ARGUMENT; FAILED_PRECONDITION for memory of a GPU.
     """
+    most = most_regions(layers)
     if not regions:
         raise invalid("regions", "is empty", "name at least one region")
+    if len(regions) > most:
+        raise invalid("regions", f"{len(regions)} regions", f"at most {most}: each name once")
     known = {str(layer) for layer in layers}
     for i, region in enumerate(regions):
         field = f"regions[{i}]"
@@ -174,14 +184,20 @@ def checked_regions(regions: Sequence[pb.Region], layers: Sequence[int]) -> None
             raise invalid(f"{region.name}.memory", "is missing", "say host or cuda_ipc")
 
 
-def checked_names(names: Sequence[str]) -> None:
+def checked_names(names: Sequence[str], layers: Sequence[int]) -> None:
     """Names of regions to give back.
+
+    Args:
+        layers: of the session.
 
     Raises:
         ServiceError: INVALID_ARGUMENT.
     """
+    most = most_regions(layers)
     if not names:
         raise invalid("names", "is empty", "name at least one region")
+    if len(names) > most:
+        raise invalid("names", f"{len(names)} names", f"at most {most}: each region once")
     for i, name in enumerate(names):
         _check_name(f"names[{i}]", name, "the name of a registered region")
     if len(set(names)) != len(names):

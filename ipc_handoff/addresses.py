@@ -20,3 +20,14 @@ def socket_path(address: str) -> Path | None:
     if not address.startswith(UNIX):
         return None
     return Path(address.removeprefix(UNIX))
+
+
+def check_address(address: str) -> None:
+    """Raise ValueError, naming the forms, unless `address` has one of them."""
+    _, colon, port = address.rpartition(":")
+    if address.startswith(UNIX):
+        valid = bool(address.removeprefix(UNIX))
+    else:
+        valid = bool(colon) and port.isdecimal() and int(port) <= 0xFFFF
+    if not valid:
+        raise ValueError(f"address: {address!r} is no address (fix: unix:PATH or HOST:PORT)")

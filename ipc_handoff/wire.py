@@ -6,6 +6,8 @@ from ipc_handoff.layout import LAYOUT_VERSION, HandoffGeometry
 from ipc_handoff.regions import DTYPES, TensorSpec
 
 _PREFIX = "DATA_TYPE_"
+# Before any arithmetic over them: a request may carry hundreds of thousands.
+MAX_DIMENSIONS = 8
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -30,8 +32,15 @@ def region_spec(region: pb.Region) -> TensorSpec:
     """Shape, strides and dtype of a described region.
 
     Raises:
-        RegionError: a data type that does not exist, or numbers that make no sense.
+        RegionError: a data type that does not exist, more than `MAX_DIMENSIONS`, or numbers that
+            make no sense.
     """
+    for field in ("shape", "strides"):
+        count = len(getattr(region, field))
+        if count > MAX_DIMENSIONS:
+            raise RegionError(
+                f"{region.name}.{field}: {count} dimensions (fix: at most {MAX_DIMENSIONS})"
+            )
     try:
         dtype = DTYPES[pb.DataType.Name(region.data_type).removeprefix(_PREFIX)]
     except (ValueError, KeyError):

@@ -35,6 +35,8 @@ def demo(
             result = run_demo(trace_file, steps, status.update)
         except (IndexerError, RuntimeError) as error:
             fail(str(error))
+        except OSError as error:
+            fail(f"trace_file: {error} (fix: --trace-file in a folder that can be written)", 2)
     if as_json:
         print_json({**asdict(result), "trace_file": str(trace_file), "ok": result.ok})
     else:

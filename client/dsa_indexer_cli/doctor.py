@@ -89,6 +89,8 @@ def _wakeups() -> str:
 
 def _pidfd() -> str:
     watch = ProcessWatch(os.getpid())
+    if watch.fileno() is None:
+        raise OSError("this process cannot be watched by a pidfd (filtered?)")
     watch.close()
     return "pidfd"
 

@@ -3,9 +3,11 @@
 import inspect
 import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from pydantic import ByteSize
+from pydantic.fields import FieldInfo
 
 from dsa_indexer_cli.output import fail
 from indexer_service import server
@@ -18,9 +20,11 @@ _CONFIG = inspect.Parameter(
     default=None,
     annotation=Annotated[
         Path | None,
-        typer.Option(help="TOML file of settings (DSA_INDEXER_CONFIG)."),
+        typer.Option(help="TOML file of settings"),
     ],
 )
+
+_KINDS = {int: "INTEGER", float: "NUMBER", ByteSize: "BYTES", Path: "PATH"}
 
 
 def _flags() -> list[inspect.Parameter]:
@@ -31,15 +35,39 @@ def _flags() -> list[inspect.Parameter]:
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[
-                str | None, typer.Option(help=f"{field.description} (DSA_INDEXER_{name.upper()}).")
+                str | None,
+                typer.Option(
+                    help=field.description,
+                    metavar=_kind(field.annotation),
+                    show_default=_default(field),
+                ),
             ],
         )
         for name, field in Settings.model_fields.items()
     ]
 
 
+def _default(field: FieldInfo) -> str | bool:
+    value = field.get_default(call_default_factory=True)
+    return False if value is None else str(value)
+
+
+def _kind(annotation: Any) -> str:
+    """What a value looks like, for the help."""
+    choices = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return "|".join(choices)
+    if annotation is bool:
+        return "true|false"
+    return next((kind for base, kind in _KINDS.items() if base in (annotation, *choices)), "TEXT")
+
+
 def serve(**flags: Any) -> None:
-    """Run the indexer service on this node until SIGTERM or Ctrl-C."""
+    """Run the indexer service on this node until SIGTERM or Ctrl-C.
+
+    Every option is also a variable (--lease-seconds is DSA_INDEXER_LEASE_SECONDS) and a key of
+    the TOML file (lease_seconds); a flag wins over a variable, a variable over the file.
+    """
     config = flags.pop("config")
     try:
         settings = load(flags, config)

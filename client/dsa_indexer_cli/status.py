@@ -12,6 +12,7 @@ from dsa_indexer_cli.output import JsonOption, console, fail, print_json
 from indexer_client.control_plane import ControlPlane, check_tls
 from indexer_client.errors import IndexerError
 from indexer_client.settings import ClientSettings
+from ipc_handoff.addresses import check_address
 
 AddressOption = Annotated[
     str | None, typer.Option(help="unix:PATH or HOST:PORT (DSA_INDEXER_ADDRESS).")
@@ -25,6 +26,7 @@ def client_settings(address: str | None) -> ClientSettings:
     """
     try:
         settings = ClientSettings() if address is None else ClientSettings(address=address)
+        check_address(settings.address)
         check_tls(settings)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.control_plane import ControlPlane
-from indexer_client.errors import AttachRefused, IndexerError, ServiceUnavailable
+from indexer_client.errors import REFUSALS, AttachRefused, IndexerError
 from indexer_client.plan_channel import PlanChannel, RingPlans, StreamPlans
 from indexer_client.settings import ClientSettings
 from ipc_handoff.addresses import socket_path
@@ -101,7 +101,9 @@ class Attachment:
         self.bells = self.bank.control.bells
         try:
             self._register(self._connect(opened))
-        except DescriptorRefused as error:
+        except (AttachRefused, DescriptorRefused) as error:
+            # Nothing is mapped yet: the session need not live on until its lease ends.
+            self._close_session()
             raise AttachRefused(str(error)) from error
         self.plans = self._plan_channel(opened.signalling)
         self._resources.callback(self.plans.close)
@@ -148,9 +150,7 @@ class Attachment:
                     session_id=self.session_id, epoch=self.epoch, regions=regions
                 )
             )
-        except ServiceUnavailable:
-            raise
-        except IndexerError:
+        except REFUSALS:
             self._perhaps_exposed = False
             raise
         self._exposed = True
@@ -196,12 +196,15 @@ class Attachment:
         else:
             pool.give_back(self.bank)
 
-    def close(self, pool: BankPool) -> None:
-        """End in good order: the service drains first, so the bank is free at once."""
+    def _close_session(self) -> None:
         with suppress(IndexerError):
             self.control_plane.close_session(
                 pb.CloseSessionRequest(session_id=self.session_id, epoch=self.epoch)
             )
+
+    def close(self, pool: BankPool) -> None:
+        """End in good order: the service drains first, so the bank is free at once."""
+        self._close_session()
         self._detach("closed")
         self.release(pool)
 

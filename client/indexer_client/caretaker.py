@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.05
 # An idle worker looks this often whether its service is still there.
 _LOOK_SECONDS = 0.25
+# A lease that could not be renewed is tried again so soon.
+_RETRY_SECONDS = 0.25
 
 
 class Caretaker:
@@ -64,11 +66,12 @@ class Caretaker:
 
     def _held(self) -> Attachment | None:
         """The attachment that the next step will use."""
-        if self._ready is not None:
-            return self._ready
-        if self._in_use is None or self._in_use.detached_because or self._lost_because:
-            return None
-        return self._in_use
+        with self._condition:  # reentrant
+            if self._ready is not None:
+                return self._ready
+            if self._in_use is None or self._in_use.detached_because or self._lost_because:
+                return None
+            return self._in_use
 
     def _detached(self) -> None:
         with self._condition:
@@ -99,8 +102,8 @@ class Caretaker:
             self._release_ended()
             held = self._held()
             if held is not None:
-                self._keep(held)
-                self._watch(held, held.lease_seconds / 3)
+                pause = held.lease_seconds / 3
+                self._watch(held, pause if self._keep(held) else min(pause, _RETRY_SECONDS))
                 pause = _FIRST_PAUSE
             elif not self._attach():
                 self._sleep(pause)
@@ -169,9 +172,11 @@ class Caretaker:
             if self._closing or self._ended:
                 return
 
-    def _keep(self, held: Attachment) -> None:
+    def _keep(self, held: Attachment) -> bool:
+        """Renew the lease; False: it was not, or nobody knows."""
         try:
             held.keep_alive()
+            return True
         except SESSION_LOST as error:
             self._lose(held, str(error))
         except IndexerError as error:
@@ -179,6 +184,7 @@ class Caretaker:
             logger.info("epoch %d: keep-alive: %s", held.epoch, error)
             if held.watch.is_dead():
                 self._lose(held, "the service's process is dead")
+        return False
 
     def _lose(self, held: Attachment, reason: str) -> None:
         with self._condition:

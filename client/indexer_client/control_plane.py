@@ -13,6 +13,7 @@ from ipc_handoff.addresses import UNIX
 from ipc_handoff.tracing import Tracing
 
 _Reply = TypeVar("_Reply")
+_QUICK_SECONDS = 1.0
 _SERVICE = pb.DESCRIPTOR.services_by_name["IndexerService"].full_name
 
 _OPTIONS = [
@@ -33,11 +34,13 @@ class ControlPlane:
         self._tracing = tracing
         self.address = settings.address
         self._timeout = settings.rpc_timeout_seconds
+        # Calls that move no memory: a frozen service must not hold up the way to its successor.
+        self._quick = min(self._timeout, _QUICK_SECONDS)
         self._channel = _channel(settings)
         self._stub = IndexerServiceStub(self._channel)
 
     def open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
-        return self._traced("OpenSession", self._stub.OpenSession, request)
+        return self._traced("OpenSession", self._stub.OpenSession, request, self._quick)
 
     def register_regions(self, request: pb.RegisterRegionsRequest) -> pb.RegisterRegionsResponse:
         return self._traced("RegisterRegions", self._stub.RegisterRegions, request)
@@ -51,13 +54,13 @@ class ControlPlane:
         return self._traced("SelectTopK", self._stub.SelectTopK, request)
 
     def keep_alive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveResponse:
-        return self._call(self._stub.KeepAlive, request)
+        return self._call(self._stub.KeepAlive, request, self._quick)
 
     def close_session(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
         return self._traced("CloseSession", self._stub.CloseSession, request)
 
     def get_status(self) -> pb.GetStatusResponse:
-        return self._call(self._stub.GetStatus, pb.GetStatusRequest())
+        return self._call(self._stub.GetStatus, pb.GetStatusRequest(), self._quick)
 
     def run_steps(self, requests: Iterator[pb.RunStepsRequest]) -> Any:
         """The stream; iterate over the call for responses, `cancel()` it to end."""
@@ -66,20 +69,27 @@ class ControlPlane:
     def close(self) -> None:
         self._channel.close()
 
-    def _traced(self, name: str, method: Callable[..., _Reply], request: Any) -> _Reply:
+    def _traced(
+        self,
+        name: str,
+        method: Callable[..., _Reply],
+        request: Any,
+        timeout: float | None = None,
+    ) -> _Reply:
         if self._tracing is None:
-            return self._call(method, request)
+            return self._call(method, request, timeout)
         with self._tracing.client_call(f"{_SERVICE}/{name}") as metadata:
-            return self._call(method, request, metadata)
+            return self._call(method, request, timeout, metadata)
 
     def _call(
         self,
         method: Callable[..., _Reply],
         request: Any,
+        timeout: float | None = None,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> _Reply:
         try:
-            return method(request, timeout=self._timeout, metadata=metadata)
+            return method(request, timeout=timeout or self._timeout, metadata=metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         except ValueError as error:  # the channel was closed under the call

@@ -51,8 +51,19 @@ _BY_CODE: dict[grpc.StatusCode, type[IndexerError]] = {
     grpc.StatusCode.CANCELLED: ServiceUnavailable,
 }
 
+_BY_NUMBER = {code.value[0]: kind for code, kind in _BY_CODE.items()}
+
+# These were refused: the service has done nothing of what was asked. Any other error may have
+# come while it was doing it.
+REFUSALS = (InvalidRequest, WrongState, LimitExceeded, NotFound, AlreadyExists, LeaseExpired)
+
 # The session is gone or will never work again: attach anew.
 SESSION_LOST = (WrongState, NotFound, LeaseExpired)
+
+
+def from_status(code: int, message: str) -> IndexerError:
+    """The typed form of a report's code, a google.rpc.Code."""
+    return _BY_NUMBER.get(code, IndexerError)(message)
 
 
 def from_rpc_error(error: grpc.RpcError) -> IndexerError:

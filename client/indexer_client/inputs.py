@@ -9,6 +9,8 @@ import torch
 from dsa_indexer.v1 import indexer_pb2 as pb
 from ipc_handoff.layout import HandoffGeometry
 
+MAX_ROWS_PER_DECODE = 8
+
 
 @dataclass(frozen=True)
 class StepInputs:
@@ -65,6 +67,11 @@ class StepInputs:
         ):
             if not 1 <= value <= limit:
                 raise ValueError(f"{name}: {value}, agreed at most {limit} (fix: a smaller step)")
+        self._check_tensors(width)
+        self._check_rows()
+        self._check_lengths(geometry)
+
+    def _check_tensors(self, width: int) -> None:
         for name, tensor, shape in (
             ("query_start", self.query_start, (self.requests + 1,)),
             ("seq_lens", self.seq_lens, (self.requests,)),
@@ -74,6 +81,46 @@ class StepInputs:
                 raise ValueError(
                     f"{name}: {tensor.dtype} {list(tensor.shape)} (fix: int32 {list(shape)})"
                 )
+
+    def _check_rows(self) -> None:
+        if not 0 <= self.decode_requests <= self.requests:
+            raise ValueError(
+                f"decode_requests: {self.decode_requests} (fix: 0 to the step's {self.requests} "
+                "requests)"
+            )
+        least = 1 if self.decode_requests else 0
+        if not least <= self.rows_per_decode <= MAX_ROWS_PER_DECODE:
+            raise ValueError(
+                f"rows_per_decode: {self.rows_per_decode} (fix: {least} to {MAX_ROWS_PER_DECODE})"
+            )
+        prefills = self.requests - self.decode_requests
+        prefill_rows = self.rows - self.decode_requests * self.rows_per_decode
+        if prefill_rows < prefills or (prefill_rows and not prefills):
+            raise ValueError(
+                f"rows: {self.rows}, of which {prefill_rows} are left for {prefills} prefill "
+                "requests (fix: decode_requests * rows_per_decode rows, and one or more a prefill "
+                "request)"
+            )
+
+    def _check_lengths(self, geometry: HandoffGeometry) -> None:
+        if not 1 <= self.max_length <= geometry.max_context:
+            raise ValueError(
+                f"max_length: {self.max_length} (fix: a bound of 1 to the agreed max_context "
+                f"{geometry.max_context})"
+            )
+        exact = self.exact_seq_lens
+        if exact is None:
+            return
+        if len(exact) != self.requests:
+            raise ValueError(
+                f"exact_seq_lens: {len(exact)} values for {self.requests} requests (fix: one a "
+                "request, or None)"
+            )
+        if not 0 <= min(exact) <= max(exact) <= self.max_length:
+            raise ValueError(
+                f"exact_seq_lens: {min(exact)} to {max(exact)} (fix: 0 to max_length "
+                f"{self.max_length})"
+            )
 
 
 class Fallback(Protocol):

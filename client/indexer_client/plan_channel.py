@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.control_plane import ControlPlane
 from indexer_client.errors import IndexerError, ServiceUnavailable, from_rpc_error
 from ipc_handoff.control import WorkerControl
-from ipc_handoff.errors import RingFull
+from ipc_handoff.errors import HandoffError, RingFull
+from ipc_handoff.layout import RING_CAPACITY
 from ipc_handoff.wakeups import Wakeup
 
 
@@ -27,7 +29,11 @@ class PlanChannel(Protocol):
         """
 
     def reports(self) -> list[pb.StepReport]:
-        """The reports that have come since the last call."""
+        """The reports that have come since the last call.
+
+        Raises:
+            IndexerError: they cannot be read any more; detach.
+        """
 
     def close(self) -> None: ...
 
@@ -47,9 +53,15 @@ class RingPlans:
         self._wake_service.ring()
 
     def reports(self) -> list[pb.StepReport]:
-        found = []
-        while (payload := self._control.reports.take()) is not None:
-            found.append(pb.StepReport.FromString(payload))
+        found: list[pb.StepReport] = []
+        try:
+            while len(found) < RING_CAPACITY:
+                payload = self._control.reports.take()
+                if payload is None:
+                    break
+                found.append(pb.StepReport.FromString(payload))
+        except (HandoffError, DecodeError) as error:
+            raise ServiceUnavailable(f"report ring: {error}") from error
         return found
 
     def close(self) -> None:

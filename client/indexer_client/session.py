@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -14,10 +15,11 @@ from indexer_client.caretaker import Caretaker
 from indexer_client.control_plane import check_tls
 from indexer_client.errors import IndexerError, ServiceUnavailable
 from indexer_client.inputs import Fallback, StepInputs
+from indexer_client.reports import ReportReader
 from indexer_client.settings import ClientSettings
 from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
 from indexer_client.statistics import Statistics
-from indexer_client.step import Step
+from indexer_client.step import Begun, Step
 from ipc_handoff.banks import BankPool
 from ipc_handoff.layout import STAMPED_STEPS, HandoffGeometry
 from ipc_handoff.regions import SharedTensor
@@ -74,8 +76,9 @@ class Session:
         self._private = torch.empty(geometry.max_rows, geometry.top_k, dtype=torch.int32)
         self._stamps = StampRing.private(STAMPED_STEPS, len(geometry.layers), len(WORKER_STAGES))
         self._attachment: Attachment | None = None
-        self._steps = 0
+        self._steps, self._step_is_open = 0, False
         self._statistics = Statistics()
+        self._reports = ReportReader(self._statistics)
         self._owner = os.getpid()
 
     def __enter__(self) -> Self:
@@ -107,8 +110,9 @@ class Session:
 
     @property
     def last_error(self) -> IndexerError | None:
-        """Why the last attempt to attach failed; None after a success."""
-        return self._caretaker.last_error
+        """Why the service is not used: it cannot be had, or refused the last step; None after
+        a success."""
+        return self._caretaker.last_error or self._reports.last_error
 
     def wait_attached(self, seconds: float) -> None:
         """Wait until the next step will have a service.
@@ -122,7 +126,7 @@ class Session:
             )
 
     def step(self, inputs: StepInputs, layers: Sequence[int] | None = None) -> Step:
-        """Begin the next step; use as a context manager.
+        """The next step; a context manager, and one is open at a time.
 
         Args:
             layers: layer ids in the order in which `Step.select` will be called; all by default.
@@ -134,25 +138,33 @@ class Session:
         inputs.check(self.geometry)
         layers = self.geometry.layers if layers is None else layers
         self._check_layers(layers)
-        self._attachment = self._caretaker.exchange(self._attachment)
-        self._steps += 1
-        trace = None
-        if self._tracing is not None:
-            trace = self._tracing.begin_step({"dsa.step": self._steps, "dsa.rows": inputs.rows})
         return Step(
-            number=self._steps,
             inputs=inputs,
             layers=layers,
             geometry=self.geometry,
-            attachment=self._attachment,
             fallback=self._fallback,
             private=self._private,
             stamps=self._stamps,
             statistics=self._statistics,
             wait_bound=self.settings.wait_bound_seconds,
-            trace=trace,
-            on_end=self._read_reports,
+            begin=partial(self._begin_step, inputs.rows),
+            on_end=self._end_step,
         )
+
+    def _begin_step(self, rows: int) -> Begun:
+        self._check_process()
+        self._check_no_step()
+        self._attachment = self._caretaker.exchange(self._attachment)
+        self._steps += 1
+        trace = None
+        if self._tracing is not None:
+            trace = self._tracing.begin_step({"dsa.step": self._steps, "dsa.rows": rows})
+        self._step_is_open = True
+        return Begun(self._steps, self._attachment, trace)
+
+    def _end_step(self) -> None:
+        self._step_is_open = False
+        self._read_reports()
 
     def select_once(
         self,
@@ -170,11 +182,13 @@ class Session:
         Raises:
             IndexerError: the service refused, failed or is not there.
             ValueError: a tensor does not fit.
+            RuntimeError: a step is open.
         """
         self._check_process()
         inputs.check(self.geometry)
         self._check_layers([layer])
         check_tensors(self.geometry, inputs.rows, q, weights, out)
+        self._check_no_step()
         self._attachment = self._caretaker.exchange(self._attachment)
         if self._attachment is None:
             raise self.last_error or ServiceUnavailable(f"{self.settings.address}: not attached")
@@ -193,15 +207,23 @@ class Session:
     def _read_reports(self) -> None:
         if self._attachment is None:
             return
-        for report in self._attachment.plans.reports():
-            self._statistics.faulted_rows += report.fault_count
-            self._statistics.rejected_steps += report.status == pb.STEP_STATUS_REJECTED
+        try:
+            for report in self._attachment.plans.reports():
+                self._reports.read(report)
+        except IndexerError as error:
+            self._attachment.detach(str(error))
 
     def _check_layers(self, layers: Sequence[int]) -> None:
         wanted, known = set(layers), set(self.geometry.layers)
         if not wanted or len(wanted) < len(layers) or wanted - known:
             raise ValueError(
                 f"layers: {list(layers)} (fix: one or more of {sorted(known)}, each once)"
+            )
+
+    def _check_no_step(self) -> None:
+        if self._step_is_open:
+            raise RuntimeError(
+                f"session: step {self._steps} is open (fix: leave its `with` block first)"
             )
 
     def _check_process(self) -> None:

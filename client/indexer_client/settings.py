@@ -28,7 +28,7 @@ class ClientSettings(BaseSettings):
     )
     rpc_timeout_seconds: float = Field(default=5.0, gt=0, description="deadline of a call")
     reattach_seconds: float = Field(
-        default=1.0, gt=0, description="longest pause between attempts to attach"
+        default=0.5, gt=0, description="longest pause between attempts to attach"
     )
     banks: int = Field(default=2, ge=1, description="banks of staging and answer memory")
     tls_certificate: Path | None = Field(default=None, description="PEM, for mutual TLS")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
@@ -34,57 +34,80 @@ class Source(Enum):
     INLINE = "inline"
 
 
+class Begun(NamedTuple):
+    """What a step gets when it is entered."""
+
+    number: int
+    attachment: Attachment | None
+    trace: StepTrace | None
+
+
 class Step:
     """Made by `Session.step`; a context manager.
 
     Args:
-        number: of the step.
         layers: layer ids that will be asked for, in order.
         private: int32 [max_rows, top_k], where the fallback writes.
+        begin: called on entering; gives what the step has of its own. Raises RuntimeError
+            while another step is open.
+        on_end: called on leaving.
+
+    Attributes:
+        number: of the step; 0 before it is entered.
     """
 
     def __init__(
         self,
         *,
-        number: int,
         inputs: StepInputs,
         layers: Sequence[int],
         geometry: HandoffGeometry,
-        attachment: Attachment | None,
         fallback: Fallback,
         private: torch.Tensor,
         stamps: StampRing,
         statistics: Statistics,
         wait_bound: float,
-        trace: StepTrace | None,
+        begin: Callable[[], Begun],
         on_end: Callable[[], None],
     ) -> None:
-        self.number = number
+        self.number = 0
         self.inputs = inputs
         self._geometry = geometry
         self._ordinals = {layer: i for i, layer in enumerate(geometry.layers)}
         self._pending = list(layers)
-        self._attachment = attachment
+        self._attachment: Attachment | None = None
         self._fallback = fallback
         self._private = private[: inputs.rows]
         self._stamps = stamps
         self._statistics = statistics
         self._wait_bound = wait_bound
-        self._trace = trace
+        self._trace: StepTrace | None = None
+        self._begin = begin
         self._on_end = on_end
         # Turns False when this step's remaining layers must be computed inline.
-        self._remote = attachment is not None
+        self._remote = False
+        # Turns True when the attachment ended because of this step: the service tells no more.
+        self._lost = False
 
     def __enter__(self) -> Self:
+        self.number, self._attachment, self._trace = self._begin()
+        try:
+            self._post()
+        except BaseException as error:
+            self._end(error)
+            raise
+        return self
+
+    def _post(self) -> None:
         self._stamps.begin(self.number)
         if self._attachment is not None:
+            self._remote = True
             try:
                 self._attachment.plans.post(self._plan(self._attachment))
             except IndexerError as error:
                 self._go_inline(f"plan: {error}")
             else:
                 publish(self._attachment, self.number, self.inputs)
-        return self
 
     def __exit__(
         self,
@@ -93,13 +116,18 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         self._statistics.steps += 1
-        self._on_end()
-        if self._trace is not None:
-            self._end_trace(self._trace, error)
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        try:
+            self._on_end()
+        finally:
+            if self._trace is not None:
+                self._end_trace(self._trace, error)
 
     def _end_trace(self, trace: StepTrace, error: BaseException | None) -> None:
         attachment, lost = self._attachment, None
-        if attachment is not None and attachment.detached_because:
+        if attachment is not None and self._lost:
             # The service will not export this step any more: its stages are read from the
             # shared block, which outlives it.
             lost = attachment.bank.control.service_stamps.read(self.number)
@@ -200,4 +228,5 @@ class Step:
     def _go_inline(self, reason: str) -> None:
         self._remote = False
         if self._attachment is not None:
+            self._lost = True
             self._attachment.detach(reason)

@@ -116,6 +116,8 @@ def select_step(
     Row j of a request's n rows sees its first L - n + 1 + j keys, L its length after its last
     row. Give in `skip_requests` what `find_faults` found: those rows get only -1, their lengths
     and pages are not used, and all other rows are right. Rows of no request get only -1 too.
+    A prefill request's keys are gathered first: D+4 bytes a token of one request, at a time,
+    beside `workspace`.
 
     Args:
         q: e4m3 [T, H, D] (float8_e4m3fn, or its bytes as uint8); weights: fp32 [T, H].

@@ -67,6 +67,24 @@ def test_a_bad_variable_of_the_client_ends_in_one_line_with_field_and_fix(
     assert "(fix: " in line and f"DSA_INDEXER_{variable}" in line
 
 
+@pytest.mark.parametrize("command", ["status", "doctor"])
+@pytest.mark.parametrize("address", ["foo", "host:port", "host:70000", "unix:"])
+def test_an_address_that_is_none_ends_in_one_line_with_the_forms(
+    command: str, address: str
+) -> None:
+    result = invoke(command, "--address", address)
+    assert result.exit_code == 2
+    line = one_line(result.stderr)
+    assert line.startswith("error: address: ")
+    assert "(fix: unix:PATH or HOST:PORT)" in line
+
+
+def test_a_trace_file_of_the_demo_that_cannot_be_written_ends_in_one_line() -> None:
+    result = invoke("demo", "--trace-file", "/nonexistent/t.jsonl")
+    assert result.exit_code == 2
+    assert one_line(result.stderr).startswith("error: trace_file: ")
+
+
 def test_half_a_tls_configuration_ends_in_one_line_with_field_and_fix() -> None:
     result = invoke("status", "--address", "127.0.0.1:1", DSA_INDEXER_TLS_KEY="/k.pem")
     assert result.exit_code == 2

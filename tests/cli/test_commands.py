@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dsa_indexer_cli.doctor import examine
 from indexer_client import ClientSettings, Session
 from indexer_service.settings import Settings
 from tests.cli.lines import one_line
@@ -69,6 +70,10 @@ def test_version_names_what_a_bug_report_needs() -> None:
         assert name in text.stdout and value in text.stdout
 
 
+def test_the_version_alone_is_an_option_too() -> None:
+    assert _run("--version").stdout.strip() == version("dsa-indexer")
+
+
 def test_help_names_every_subcommand() -> None:
     result = _run("--help")
     assert result.returncode == 0
@@ -76,13 +81,12 @@ def test_help_names_every_subcommand() -> None:
         assert name in result.stdout
 
 
-def test_serve_has_a_flag_for_every_setting() -> None:
-    result = _run("serve", "--help")
+def test_serve_has_a_flag_for_every_setting_and_says_how_else_to_set_it() -> None:
+    result = _run("serve", "--help", COLUMNS="160")
     assert result.returncode == 0
+    assert "DSA_INDEXER_LEASE_SECONDS" in result.stdout
     for name in Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in result.stdout
-        assert f"DSA_INDEXER_{name.upper()}" in result.stdout
-    assert "--config" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["status", "doctor", "version", "demo"])
@@ -106,6 +110,18 @@ def test_doctor_names_the_placement_and_finds_nothing_to_change(address: str) ->
     assert found["service"]["ok"] is None
     assert found["service"]["fix"] == "dsa-indexer serve"
     assert _run("doctor", "--address", address).returncode == 0
+
+
+def test_doctor_does_not_take_a_filtered_pidfd_for_proof(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(pid: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    found = {finding.check: finding for finding in examine(address)}
+    assert found["proof of death"].ok is False
+    assert "pidfd_open" in found["proof of death"].fix
 
 
 def test_doctor_finds_a_directory_that_others_may_enter(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from dsa_indexer_cli.demo.result import DemoResult
 from dsa_indexer_cli.demo.run import run_demo
 from dsa_indexer_cli.demo.trace_table import STAGES, read_spans
+from dsa_indexer_cli.main import app
 from indexer_client import Source
 from indexer_client.step import Step
 from ipc_handoff.stages import STEP_SPAN
@@ -48,8 +50,30 @@ def _demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "COLUMNS": "250"},
+        # What a user has set for a service of their own is not for the demo.
+        env={
+            **os.environ,
+            "COLUMNS": "250",
+            "OTEL_SDK_DISABLED": "true",
+            "DSA_INDEXER_TRACE_RATIO": "0.2",
+            "DSA_INDEXER_LEASE_SECONDS": "-1",
+        },
     )
+
+
+@pytest.mark.parametrize(("holds", "status"), [(True, 0), (False, 1)])
+def test_the_command_ends_with_zero_only_if_every_comparison_holds(
+    holds: bool, status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(*arguments: Any) -> DemoResult:
+        result = DemoResult(tmp_path / "t")
+        result.check("one", True, "")
+        result.check("other", holds, "")
+        return result
+
+    monkeypatch.setattr("dsa_indexer_cli.demo_command.run_demo", run)
+    assert CliRunner().invoke(app, ["demo"]).exit_code == status
+    assert CliRunner().invoke(app, ["demo", "--json"]).exit_code == status
 
 
 @pytest.mark.slow

@@ -38,6 +38,15 @@ def _wide(inputs: StepInputs) -> torch.Tensor:
     return torch.zeros(len(inputs.seq_lens), SHAPE.geometry.table_width + 1, dtype=torch.int32)
 
 
+def _decodes(inputs: StepInputs, rows: int) -> dict[str, Any]:
+    """Every request decodes."""
+    return {"decode_requests": len(inputs.seq_lens), "rows_per_decode": rows}
+
+
+def _exact(inputs: StepInputs, last: int) -> dict[str, Any]:
+    return {"exact_seq_lens": [*[1] * (len(inputs.seq_lens) - 1), last]}
+
+
 BAD_INPUTS: dict[str, tuple[str, Callable[[StepInputs], dict[str, Any]]]] = {
     "no rows": ("rows", lambda i: {"rows": 0}),
     "too many rows": ("rows", lambda i: {"rows": SHAPE.geometry.max_rows + 1}),
@@ -51,6 +60,20 @@ BAD_INPUTS: dict[str, tuple[str, Callable[[StepInputs], dict[str, Any]]]] = {
     "two-dimensional lengths": ("seq_lens", lambda i: {"seq_lens": i.seq_lens[:, None]}),
     "short offsets": ("query_start", lambda i: {"query_start": i.query_start[:-1]}),
     "offsets as floats": ("query_start", lambda i: {"query_start": i.query_start.float()}),
+    "a negative bound": ("max_length", lambda i: {"max_length": -1}),
+    "a bound of nothing": ("max_length", lambda i: {"max_length": 0, "exact_seq_lens": None}),
+    "a bound beyond the table": ("max_length", lambda i: {"max_length": SHAPE.context + 1}),
+    "fewer than no decodes": ("decode_requests", lambda i: {"decode_requests": -1}),
+    "more decodes than requests": ("decode_requests", lambda i: {"decode_requests": 99}),
+    "decodes without rows": ("rows_per_decode", lambda i: _decodes(i, 0)),
+    "decodes of nine rows": ("rows_per_decode", lambda i: _decodes(i, 9)),
+    "a negative number a decode": ("rows_per_decode", lambda i: {"rows_per_decode": -1}),
+    "rows for nobody": ("rows", lambda i: {**_decodes(i, 1), "rows": len(i.seq_lens) + 1}),
+    "too few rows": ("rows", lambda i: {**_decodes(i, 8), "rows": 1}),
+    "exact lengths of others": ("exact_seq_lens", lambda i: {"exact_seq_lens": [1] * 9}),
+    "no exact lengths": ("exact_seq_lens", lambda i: {"exact_seq_lens": []}),
+    "a negative exact length": ("exact_seq_lens", lambda i: _exact(i, -1)),
+    "an exact length over the bound": ("exact_seq_lens", lambda i: _exact(i, i.max_length + 1)),
 }
 
 

@@ -4,13 +4,16 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 import torch
 
 from indexer_client import ClientSettings, IndexerError, ServiceUnavailable, Session, Source
 from indexer_client.control_plane import ControlPlane
+from indexer_client.errors import REFUSALS
 from indexer_service.settings import Settings
+from ipc_handoff.banks import BankPool, HostBank
 from tests.service.support import running as service_running
 from tests.support.plants import SOON, eventually, pair
 from tests.support.workloads import Checker, RandomSteps, Shape
@@ -110,7 +113,9 @@ def test_after_a_fork_the_child_is_refused_with_a_reason(
         checker.assert_right()
 
 
-def _lose_registrations(patch: pytest.MonkeyPatch, count: int) -> None:
+def _lose_registrations(
+    patch: pytest.MonkeyPatch, count: int, error: type[IndexerError] = ServiceUnavailable
+) -> None:
     """The first so many calls get no answer: whether they were carried out is unknown."""
     register = ControlPlane.register_regions
     lost = []
@@ -118,7 +123,7 @@ def _lose_registrations(patch: pytest.MonkeyPatch, count: int) -> None:
     def call(control_plane: ControlPlane, request: object) -> object:
         if len(lost) < count:
             lost.append(request)
-            raise ServiceUnavailable("Deadline Exceeded")
+            raise error("Deadline Exceeded")
         return register(control_plane, request)  # type: ignore[arg-type]
 
     patch.setattr(ControlPlane, "register_regions", call)
@@ -137,6 +142,66 @@ def test_registrations_without_an_answer_use_up_no_bank(
         session.wait_attached(SOON)
         assert _step(session, steps, checker, 1) == {Source.SERVICE}
     checker.assert_right()
+
+
+@pytest.mark.parametrize(
+    ("error", "comes_back"),
+    [(kind, True) for kind in REFUSALS] + [(ServiceUnavailable, False), (IndexerError, False)],
+)
+def test_a_bank_is_used_again_only_when_the_service_has_refused_it(
+    error: type[IndexerError],
+    comes_back: bool,
+    tmp_path: Path,
+    steps: RandomSteps,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """INTERNAL and UNKNOWN do not prove that nothing was mapped."""
+    _lose_registrations(monkeypatch, 1, error)
+    taken: list[HostBank | None] = []
+    take = BankPool.take
+
+    def note(pool: BankPool) -> HostBank | None:
+        taken.append(take(pool))
+        return taken[-1]
+
+    monkeypatch.setattr(BankPool, "take", note)
+    settings = _settings(tmp_path).model_copy(update={"banks": 1})
+    with (
+        service_running(Settings(address=settings.address)),
+        Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session,
+    ):
+        session.wait_attached(SOON)
+    first, second = (bank for bank in taken if bank is not None)
+    assert (first is second) is comes_back
+
+
+def test_a_lease_that_could_not_be_renewed_is_tried_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments: list[float] = []
+
+    def fail(*_: object) -> None:
+        moments.append(time.monotonic())
+        raise ServiceUnavailable("Deadline Exceeded")
+
+    with pair(tmp_path, lease_seconds=3.0) as running:
+        monkeypatch.setattr(ControlPlane, "keep_alive", fail)
+        assert eventually(lambda: len(moments) > 3)
+        assert moments[3] - moments[0] < 2.5  # three thirds of the lease would be 3 s
+        monkeypatch.undo()
+        assert set(running.step()) == {Source.SERVICE}
+
+
+def test_what_is_held_is_looked_at_under_the_lock(tmp_path: Path, steps: RandomSteps) -> None:
+    """The step thread may exchange it at any moment."""
+    session = Session(steps.geometry, steps.k_caches, steps.fallback, settings=_settings(tmp_path))
+    caretaker, looked = session._caretaker, Event()
+    thread = Thread(target=lambda: (caretaker._held(), looked.set()))
+    with caretaker._condition:
+        thread.start()
+        assert not looked.wait(0.2)
+    thread.join()
+    assert looked.is_set()
 
 
 def test_an_attempt_that_breaks_is_told_and_repeated(

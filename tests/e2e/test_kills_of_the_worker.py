@@ -11,7 +11,9 @@ from tests.support.workers import WorkerProcess
 
 MOMENTS = 20
 LONGEST_MOMENT = 0.08
-LEASE = 0.6
+LEASE = 1.0
+# Of the bystander, which nothing but the service is to disturb.
+PATIENT = {"wait_bound_seconds": 5.0, "rpc_timeout_seconds": 5.0}
 
 
 def _until_answered(worker: WorkerProcess, bystander: Run, more: int) -> None:
@@ -26,7 +28,7 @@ def test_killed_at_random_moments(
 ) -> None:
     service = start()
     seed = moments.randrange(2**20)
-    with running(client_settings, seed) as bystander:
+    with running(client_settings.model_copy(update=PATIENT), seed) as bystander:
         bystander.attached_steps(SOON)
         theirs = 0
         for number in range(MOMENTS):
@@ -54,7 +56,7 @@ def test_frozen_and_thawed_at_random_moments(
     """For less and for more than its lease; its gates end, its answers stay right."""
     service = start(lease_seconds=LEASE, gate_bound_seconds=0.3)
     seed = moments.randrange(2**20)
-    with running(client_settings, seed) as bystander:
+    with running(client_settings.model_copy(update=PATIENT), seed) as bystander:
         bystander.attached_steps(SOON)
         worker = WorkerProcess(seed + 1, client_settings)
         theirs = 0
@@ -63,7 +65,8 @@ def test_frozen_and_thawed_at_random_moments(
             timer = later(moments.uniform(0, LONGEST_MOMENT), worker.freeze)
             bystander.step()
             timer.join()
-            thawed = time.monotonic() + moments.uniform(0, 1.5 * LEASE)
+            frozen_for = 1.3 * LEASE if number % 4 == 3 else moments.uniform(0, 0.5 * LEASE)
+            thawed = time.monotonic() + frozen_for
             bystander.until(lambda: time.monotonic() > thawed)  # noqa: B023
             worker.thaw()
             if number == 2:

@@ -12,7 +12,8 @@ from opentelemetry.sdk.trace import ReadableSpan, Tracer
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from indexer_client import Source
+from indexer_client import Source, StepInputs
+from indexer_client.plan_channel import RingPlans
 from indexer_service.telemetry import StepTelemetry
 from ipc_handoff import tracing as tracing_module
 from ipc_handoff.layout import STAMPED_STEPS
@@ -191,6 +192,44 @@ def test_an_error_of_the_engine_inside_a_step_is_the_steps_status(tmp_path: Path
     step = _assert_whole(both.by_step()[1])
     assert step.status.status_code is StatusCode.ERROR
     assert step.events[-1].name == "exception"
+
+
+def test_a_step_that_cannot_begin_ends_its_span(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("Value out of range")
+
+    with traced(tmp_path) as (running, both):
+        case = running.case()
+        with monkeypatch.context() as patch:
+            patch.setattr(StepInputs, "plan", fail)
+            with pytest.raises(ValueError), running.session.step(case.inputs, case.layers):
+                raise AssertionError("the step has begun")
+        running.step()
+    (step,) = [span for span in both.by_step()[1] if span.name == STEP_SPAN]
+    assert step.status.status_code is StatusCode.ERROR
+
+
+def test_reports_that_cannot_be_read_end_the_span(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happens there."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with traced(tmp_path) as (running, both):
+        case = running.case()
+        with monkeypatch.context() as patch:
+            patch.setattr(RingPlans, "reports", fail)
+            with (
+                pytest.raises(MemoryError),
+                running.session.step(case.inputs, case.layers) as step,
+            ):
+                running.checker.run(step, case)
+        running.step()
+    assert STEP_SPAN in {span.name for span in both.by_step()[1]}
 
 
 def test_a_stalled_service_is_told_by_the_worker_as_incomplete(tmp_path: Path) -> None:

@@ -17,20 +17,24 @@ class Inputs:
     query_start: Tensor
     seq_lens: Tensor
     block_table: Tensor
+    rows: int
     decode_requests: int
     rows_per_decode: int
     max_length: int
+    exact_seq_lens: list[int] | None
 
 
 @pytest.fixture
 def inputs(recording: Recording) -> Inputs:
     return Inputs(
         query_start=torch.tensor([0, 1, 2], dtype=torch.int32),
-        seq_lens=recording.decode.seq_lens.flatten(),
+        seq_lens=recording.decode.seq_lens.flatten().clone(),
         block_table=recording.decode.block_table,
+        rows=2,
         decode_requests=2,
         rows_per_decode=1,
         max_length=2503,
+        exact_seq_lens=recording.decode.seq_lens.flatten().tolist(),
     )
 
 
@@ -65,6 +69,32 @@ def test_a_bad_request_answers_minus_one_and_is_told(recording: Recording, input
     assert torch.equal(ours[0], expected[0])
     assert (ours[1] == -1).all()
     assert told == [(4, [RowFault(1, "length_out_of_bounds", 1000, 2503)])]
+
+
+@pytest.mark.parametrize("torn", ["length", "offset", "last offset"])
+def test_torn_inputs_answer_minus_one_as_the_service_does(
+    torn: str, recording: Recording, inputs: Inputs, caplog: pytest.LogCaptureFixture
+) -> None:
+    selector = InlineSelector({4: recording.decode.k_cache}, TOP_K)
+    expected = select(selector, recording, inputs)
+    if torn == "length":
+        inputs.seq_lens[0] -= 1
+    else:
+        inputs.query_start[1 if torn == "offset" else 2] += 1
+    ours = select(selector, recording, inputs)
+    select(selector, recording, inputs)
+    assert (ours[0] == -1).all()
+    assert torch.equal(ours[1], expected[1]) == (torn == "length")
+    assert len(caplog.records) == 1
+    assert "torn_input" in caplog.text
+
+
+def test_the_shortest_cache_bounds_the_pages_of_all(recording: Recording, inputs: Inputs) -> None:
+    cache = recording.decode.k_cache
+    selector = InlineSelector({4: cache, 5: cache[:11]}, TOP_K)
+    ours = select(selector, recording, inputs)
+    assert (ours[0] >= 0).any()
+    assert (ours[1] == -1).all()
 
 
 def test_an_unknown_layer_is_named(recording: Recording, inputs: Inputs) -> None:

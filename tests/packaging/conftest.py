@@ -21,6 +21,16 @@ PACKAGE_ROOTS = [
 
 Python = Callable[..., str]
 
+# Releases whose own stubs import on the oldest protobuf; the environment has newer ones.
+COMPANIONS = {
+    "5.29.6": [
+        "grpcio-health-checking==1.71.2",
+        "grpcio-reflection==1.71.2",
+        "googleapis-common-protos==1.66.0",
+        "opentelemetry-proto==1.30.0",
+    ]
+}
+
 
 def pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
@@ -55,14 +65,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def protobuf(repository: Path) -> Callable[[str], Path]:
-    """Gives the folder of a protobuf release; fetched once, `make clean` removes it."""
+    """Gives the folder of a protobuf release with packages whose stubs it can read.
+
+    Fetched once; `make clean` removes it.
+    """
 
     def folder(version: str) -> Path:
         target = repository / ".venv-protobuf" / version
         if not target.exists():
             # Renamed when complete, so that an interrupted install is not taken for one.
             unfinished = target.with_name(f"{version}.{os.getpid()}")
-            pip("install", "-qq", "--no-deps", "--target", str(unfinished), f"protobuf=={version}")
+            packages = [f"protobuf=={version}", *COMPANIONS.get(version, ())]
+            pip("install", "-qq", "--no-deps", "--target", str(unfinished), *packages)
             unfinished.rename(target)
         return target
 

@@ -1,4 +1,4 @@
-"""The committed stubs on the oldest and the newest protobuf that the project allows."""
+"""The project on the oldest and the newest protobuf that it allows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -43,3 +43,22 @@ def test_stubs_import_and_round_trip(
     seen, file = python(ROUND_TRIP, protobuf(version), installed).split()
     assert seen == version
     assert file == f"{installed}/dsa_indexer/v1/indexer_pb2.py"
+
+
+EVERYTHING = """
+import google.protobuf, attention_worker.fallback, dsa_indexer_cli.main, indexer_client
+import indexer_service.server as server
+print(google.protobuf.__version__, server.__file__)
+"""
+
+
+@pytest.mark.parametrize("version", ["5.29.6", "7.36.2"])
+def test_service_client_and_command_import(
+    version: str,
+    installed: Path,
+    protobuf: Callable[[str], Path],
+    python: Callable[..., str],
+) -> None:
+    seen, file = python(EVERYTHING, protobuf(version), installed).split()
+    assert seen == version
+    assert file == f"{installed}/indexer_service/server.py"

@@ -67,6 +67,18 @@ def test_select_top_k_with(case: str, worker: Worker) -> None:
     assert worker.works()
 
 
+@pytest.mark.parametrize("field", ["layers", "lengths"])
+def test_a_stream_with_a_plan_of_a_million(field: str, worker: Worker) -> None:
+    many = [3] * 1_000_000
+    fields = {"layers": many} if field == "layers" else {"exact": exact(*many)}
+    requests = [pb.RunStepsRequest(session_id=worker.id, plan=worker.plan(**fields))]
+    (response,) = worker.stub.RunSteps(iter(requests))
+    assert response.report.status == pb.STEP_STATUS_REJECTED
+    assert response.report.code == INVALID.value[0]
+    assert "1000000 " in response.report.message
+    assert worker.works()
+
+
 def test_a_k_cache_shorter_than_the_plan(make_worker: MakeWorker) -> None:
     worker = make_worker()
     worker.send_wakeups()

@@ -122,6 +122,26 @@ def test_register_regions_with(case: str, make_worker: MakeWorker, service: Loca
     assert worker.attach().works()
 
 
+@pytest.mark.parametrize("field", ["shape", "strides"])
+def test_a_region_of_thousands_of_dimensions(field: str, make_worker: MakeWorker) -> None:
+    """Multiplying them would hold up the whole process for seconds or minutes."""
+    worker = make_worker()
+    regions = worker.bank_regions()
+    _, change = region("answers", **{field: [2**62] * 30_000})
+    change(next(r for r in regions if r.name == "answers"))
+    with refused(INVALID, f"answers.{field}", "30000 dimensions"):
+        worker.register(*regions)
+    assert worker.attach().works()
+
+
+def test_more_regions_than_there_are_names(make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    regions = worker.bank_regions()
+    with refused(INVALID, "regions", "100000 regions", "at most 5"):
+        worker.register(*regions, *[regions[0]] * 99_997)
+    assert worker.attach().works()
+
+
 def test_register_no_regions(make_worker: MakeWorker) -> None:
     with refused(INVALID, "regions", "empty"):
         make_worker().register()
@@ -178,6 +198,12 @@ def test_register_something_that_is_no_eventfd_as_one(make_worker: MakeWorker) -
 def test_unregister_no_regions(worker: Worker) -> None:
     with refused(INVALID, "names", "empty"):
         worker.unregister()
+
+
+def test_unregister_more_names_than_there_are(worker: Worker) -> None:
+    with refused(INVALID, "names", "100000 names", "at most 5"):
+        worker.unregister(*["control"] * 100_000)
+    assert worker.works()
 
 
 def test_unregister_an_unknown_region(worker: Worker) -> None:

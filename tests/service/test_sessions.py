@@ -12,6 +12,7 @@ import pytest
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.settings import Settings
+from ipc_handoff.wire import layout_message
 from tests.service.support import (
     GEOMETRY,
     LocalService,
@@ -46,6 +47,7 @@ def test_a_session_is_told_its_terms_and_why(worker: Worker) -> None:
     assert told.configuration.engine == "cpu-reference"
     assert len(told.configuration.hash) == 64
     assert len(told.descriptor_nonce) == 16
+    assert told.layout == layout_message(GEOMETRY)
     assert [reason.split()[0] for reason in told.reasons] == ["placement", "signalling", "engine"]
 
 
@@ -73,6 +75,18 @@ def test_status_shows_regions_bytes_and_counters(worker: Worker, service: LocalS
     assert not shown.worker.instance
     assert worker.id not in str(status)
     assert 0 < shown.lease_remaining_seconds <= 10
+
+
+def test_what_the_contract_does_not_know_of_a_worker_is_not_kept(
+    make_worker: MakeWorker, service: LocalService
+) -> None:
+    extended = pb.Worker(instance="extended", engine="test")
+    extended.MergeFromString(b"\xfa\x3f\x90\x4e" + b"x" * 10_000)  # field 1023
+    assert extended.ByteSize() > 10_000
+    worker = make_worker(worker=extended)
+    shown = next(s for s in service.status().sessions if s.epoch == worker.epoch)
+    assert shown.worker.engine == "test"
+    assert shown.worker.ByteSize() < 100
 
 
 def test_epochs_ascend_within_and_over_services(settings: Settings) -> None:

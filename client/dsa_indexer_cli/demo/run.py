@@ -11,10 +11,10 @@ from dsa_indexer_recordings.recording import Recording, load
 from attention_worker.fallback import InlineSelector
 from attention_worker.kernels import sparse_mla
 from dsa_indexer_cli.demo.cases import Case, Workload
-from dsa_indexer_cli.demo.compare import indistinguishable_rows, same_rows
+from dsa_indexer_cli.demo.compare import SCORE_TOLERANCE, indistinguishable_rows, same_rows
 from dsa_indexer_cli.demo.recorded import DECODE_LAYER, recorded_workload
 from dsa_indexer_cli.demo.result import DemoResult
-from dsa_indexer_cli.demo.service_process import ServiceProcess
+from dsa_indexer_cli.demo.service_process import ServiceProcess, own_environment
 from dsa_indexer_cli.demo.trace_table import read_spans, stage_times, whole_traces
 from dsa_indexer_cli.demo.varied import VariedSteps
 from indexer_client import ClientSettings, Session, Source, Step
@@ -35,16 +35,25 @@ def run_demo(trace_file: Path, varied_steps: int, progress: Progress) -> DemoRes
     """Run everything.
 
     Args:
-        trace_file: both processes append their spans to it.
+        trace_file: both processes append their spans to it; the service's log lies beside it.
         varied_steps: how many steps that all differ; at least 10.
         progress: told what is being done, once a step.
+
+    Raises:
+        OSError: a file cannot be written.
+        RuntimeError: the service did not start.
     """
     began = time.monotonic()
     # As the service: with both processes on few cores, more threads only take turns spinning.
     torch.set_num_threads(1)
-    trace_file.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="dsa-indexer-demo-") as folder:
-        demo = _Demo(load(), Path(folder), trace_file, progress)
+    log = trace_file.with_suffix(".log")
+    for old in (trace_file, log):
+        old.unlink(missing_ok=True)
+    with (
+        own_environment(),
+        tempfile.TemporaryDirectory(prefix="dsa-indexer-demo-") as folder,
+    ):
+        demo = _Demo(load(), Path(folder), trace_file, log, progress)
         try:
             demo.run(varied_steps)
         finally:
@@ -55,14 +64,14 @@ def run_demo(trace_file: Path, varied_steps: int, progress: Progress) -> DemoRes
 
 class _Demo:
     def __init__(
-        self, recording: Recording, folder: Path, trace_file: Path, progress: Progress
+        self, recording: Recording, folder: Path, trace_file: Path, log: Path, progress: Progress
     ) -> None:
         self._recording = recording
         self._progress = progress
         self._sockets = folder / "sockets"
         address = f"{UNIX}{self._sockets / 'indexer.sock'}"
         self._settings = ClientSettings(address=address, trace_file=trace_file)
-        self.service = ServiceProcess(address, trace_file, trace_file.with_suffix(".log"))
+        self.service = ServiceProcess(address, trace_file, log)
         self.result = DemoResult(trace_file)
         # When each traced step that the service answered ended, by trace id.
         self._traces: dict[str, float] = {}
@@ -112,7 +121,7 @@ class _Demo:
                 f"{case.label}: selection against vLLM's",
                 bool(alike.all()) and source is Source.SERVICE,
                 f"{int(same.sum())} of {len(out)} rows the same set, {int((alike & ~same).sum())} "
-                f"up to scores that rounding cannot order; from the {source.value}",
+                f"up to scores nearer than {SCORE_TOLERANCE:.0e}; from the {source.value}",
             )
             if layer == DECODE_LAYER:
                 with step.attending(layer):

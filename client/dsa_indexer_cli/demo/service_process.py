@@ -1,9 +1,12 @@
 """A service in a process of its own, which the demo may kill."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from indexer_client import ClientSettings, IndexerError
@@ -11,6 +14,17 @@ from indexer_client.control_plane import ControlPlane
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
+
+
+@contextmanager
+def own_environment() -> Iterator[None]:
+    """Neither `DSA_INDEXER_*` nor `OTEL_*` inside: what a user has set is not for the demo."""
+    foreign = [name for name in os.environ if name.startswith(("DSA_INDEXER_", "OTEL_"))]
+    saved = {name: os.environ.pop(name) for name in foreign}
+    try:
+        yield
+    finally:
+        os.environ.update(saved)
 
 
 class ServiceProcess:

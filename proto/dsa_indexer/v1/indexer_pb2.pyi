@@ -174,7 +174,7 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, worker: _Optional[_Union[Worker, _Mapping]] = ..., geometry: _Optional[_Union[Geometry, _Mapping]] = ..., layout: _Optional[_Union[HandoffLayout, _Mapping]] = ..., placement: _Optional[_Union[Placement, str]] = ..., signalling: _Optional[_Union[Signalling, str]] = ..., engine: _Optional[str] = ..., required_configuration_hash: _Optional[str] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("session_id", "epoch", "lease_seconds", "configuration", "placement", "signalling", "reasons", "descriptor_nonce", "descriptor_socket", "service_version")
+    __slots__ = ("session_id", "epoch", "lease_seconds", "configuration", "placement", "signalling", "reasons", "descriptor_nonce", "descriptor_socket", "service_version", "layout")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class OpenSessionResponse(_message.Message):
     DESCRIPTOR_NONCE_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_SOCKET_FIELD_NUMBER: _ClassVar[int]
     SERVICE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     lease_seconds: float
@@ -195,7 +196,8 @@ class OpenSessionResponse(_message.Message):
     descriptor_nonce: bytes
     descriptor_socket: str
     service_version: str
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., configuration: _Optional[_Union[EngineConfiguration, _Mapping]] = ..., placement: _Optional[_Union[Placement, str]] = ..., signalling: _Optional[_Union[Signalling, str]] = ..., reasons: _Optional[_Iterable[str]] = ..., descriptor_nonce: _Optional[bytes] = ..., descriptor_socket: _Optional[str] = ..., service_version: _Optional[str] = ...) -> None: ...
+    layout: HandoffLayout
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., configuration: _Optional[_Union[EngineConfiguration, _Mapping]] = ..., placement: _Optional[_Union[Placement, str]] = ..., signalling: _Optional[_Union[Signalling, str]] = ..., reasons: _Optional[_Iterable[str]] = ..., descriptor_nonce: _Optional[bytes] = ..., descriptor_socket: _Optional[str] = ..., service_version: _Optional[str] = ..., layout: _Optional[_Union[HandoffLayout, _Mapping]] = ...) -> None: ...
 
 class Region(_message.Message):
     __slots__ = ("name", "cuda_ipc", "host", "byte_size", "shape", "strides", "data_type")
