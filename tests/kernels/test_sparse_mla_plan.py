@@ -1,0 +1,75 @@
+"""How sparse_mla chooses kernels, blocks and splits: no GPU, no Triton."""
+
+from typing import Any
+
+import pytest
+
+from attention_worker.kernels.sparse_mla import plan
+from attention_worker.kernels.sparse_mla.plan import Plan
+
+TOKENS = [1, 2, 3, 7, 8, 33, 64, 100, 132, 133, 264, 265, 4096]
+HEADS = [1, 8, 16, 17, 32, 33, 64, 100, 128]
+
+
+def choose(tokens: int, heads: int, k: int = 2048, **changes: Any) -> Plan:
+    usual = {"arch": 90, "processors": 132, "fp8": False, "aligned": True, "splits": None}
+    return plan.choose(tokens, heads, k, **{**usual, "invariant": False, **changes})
+
+
+@pytest.mark.parametrize("arch", [80, 86, 89, 90, 100, 120])
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("k", [1, 64, 65, 1000, 2048, 4096])
+def test_splits_cover_every_slot_and_none_is_empty(arch: int, fp8: bool, k: int) -> None:
+    for tokens in TOKENS:
+        for heads in HEADS:
+            for asked in (None, 1, 3, 1000):
+                chosen = choose(tokens, heads, k, arch=arch, fp8=fp8, splits=asked)
+                assert chosen.per_split % chosen.block_tokens == 0
+                assert (chosen.splits - 1) * chosen.per_split < k
+                assert chosen.splits * chosen.per_split >= k
+                assert chosen.splits <= min(plan.LONGEST_SPLITS, asked or plan.LONGEST_SPLITS)
+
+
+@pytest.mark.parametrize("arch", [80, 90, 120])
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("heads", HEADS)
+def test_the_batch_invariant_plan_knows_no_batch(arch: int, fp8: bool, heads: int) -> None:
+    plans = {choose(tokens, heads, arch=arch, fp8=fp8, invariant=True) for tokens in TOKENS}
+    assert len(plans) == 1
+    splits = plans.pop().splits
+    assert len({plan.merge_kind(tokens * heads, splits, True) for tokens in TOKENS}) == 1
+
+
+def test_few_heads_are_not_padded_to_64_and_few_tokens_are_split() -> None:
+    assert choose(64, 16).block_heads == 16
+    assert choose(64, 128).block_heads == 64
+    assert choose(1, 16).splits == 32
+    assert choose(512, 16).splits == 1
+
+
+def test_what_sm90_cannot_align_falls_back_to_the_portable_kernel() -> None:
+    assert choose(8, 64, aligned=False).form == "portable"
+    assert choose(8, 64, fp8=True, aligned=False).form == "portable"
+
+
+def test_the_environment_forces_an_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan.architecture((9, 0)) == 90
+    monkeypatch.setenv(plan.FORCE_ARCH, "80")
+    assert plan.architecture((9, 0)) == 80
+    assert not plan.native_fp8(80)
+    assert plan.native_fp8(89)
+
+
+@pytest.mark.parametrize(
+    ("value", "means"), [(None, False), ("", False), ("0", False), ("1", True)]
+)
+def test_batch_invariance_follows_vllm(
+    value: str | None, means: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is None:
+        monkeypatch.delenv(plan.INVARIANT, raising=False)
+    else:
+        monkeypatch.setenv(plan.INVARIANT, value)
+    assert plan.batch_invariant(None) is means
+    assert plan.batch_invariant(True)
+    assert not plan.batch_invariant(False)
