@@ -51,13 +51,16 @@ def _attend(heads: int, tokens: int, cache: str, architectures: tuple[int, ...])
     )  # fmt: skip
 
 
-def _merge(dependent: bool, architectures: tuple[int, ...]) -> Build:
+def _merge(rows: int, splits: int, dependent: bool, architectures: tuple[int, ...]) -> Build:
     types = dict(out="*bf16", lse="*fp32", partial="*bf16", partial_lse="*fp32", heads="i32")
+    kind = plan.merge_kind(rows, splits, invariant=False)
+    assert kind is not None
+    room, columns, warps = kind
     return Build(
-        "merge", f"{_HERE}.merge:merge_kernel",
+        f"merge {splits} splits of {rows} rows", f"{_HERE}.merge:merge_kernel",
         types | dict(splits="i32", out_token="i64", out_head="i64"),
-        dict(MAX_SPLITS=32, COLUMNS=512, PDL=dependent), dict(num_warps=4), architectures,
-        unaligned=("lse",),
+        dict(MAX_SPLITS=room, COLUMNS=columns, PDL=dependent), dict(num_warps=warps),
+        architectures, unaligned=("lse",),
     )  # fmt: skip
 
 
@@ -80,8 +83,11 @@ BUILDS = [
             (16, 64, "*u8"), (128, 64, "*u8"),
         )
     ),
-    _merge(False, _OLD + _FP8),
-    _merge(True, (90, *_NEW)),
+    *(
+        _merge(rows, splits, dependent, group)
+        for dependent, group in ((False, _OLD + _FP8), (True, (90, *_NEW)))
+        for rows, splits in ((16, 64), (1024, 16))
+    ),
     Build(
         "to_slots", f"{_HERE}.slots_map:to_slots_kernel",
         dict(indices="*i32", request_of_token="*i32", block_table="*i32", slots="*i32",

@@ -123,9 +123,11 @@ def merge_kind(rows: int, splits: int, invariant: bool) -> tuple[int, int, int] 
     """How `splits` of so many rows (tokens times heads) are merged, None for one split.
 
     Splits that a program has room for (a power of two), columns it takes, and its warps. With 512
-    columns each of 64 threads has 8 of them (16 bytes) in all splits: no sum crosses threads.
+    columns each of 64 threads has 8 of them (16 bytes) in all splits: no sum crosses threads, but
+    for more than 16 splits there are not registers enough.
     """
     if splits == 1:
         return None
     room = 1 << (splits - 1).bit_length()
-    return (room, 64, 1) if rows <= 64 and not invariant else (room, 512, 2)
+    few = rows <= 64 and not invariant
+    return (room, 64, 1) if few or room > 16 else (room, 512, 2)
