@@ -113,7 +113,7 @@ def measure(address: str, layers: int, steps: int) -> dict[str, list[float]]:
 
     try:
         for session in sessions.values():
-            session.__enter__()
+            session.start()
             session.wait_attached(10)
         for turn in range(WARM_UP_STEPS + steps):
             for way, taken in times.items():
@@ -122,7 +122,7 @@ def measure(address: str, layers: int, steps: int) -> dict[str, list[float]]:
                     taken.append(took)
     finally:
         for session in sessions.values():
-            session.__exit__(None, None, None)
+            session.close()
     return times
 
 

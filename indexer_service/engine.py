@@ -1,4 +1,7 @@
-"""Engines: what computes a selection. Chosen once a session, by name or automatically."""
+"""Engines: what computes a selection. Chosen once a service, by name or automatically.
+
+A session may name the engine that it wants; it is refused if the service runs another.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -96,6 +96,11 @@ class StepRunner:
         return self._executor.last_step
 
     @property
+    def lost_stamps(self) -> int:
+        """Steps whose stage stamps were overwritten before the observer was told."""
+        return self._at.control.service_stamps.lost
+
+    @property
     def queued_steps(self) -> int:
         """Submitted plans that were not taken yet."""
         return len(self._submitted)

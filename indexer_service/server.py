@@ -183,7 +183,9 @@ async def serve(settings: Settings, *, tracing: Tracing | None = None) -> None:
             await asyncio.wait({asked, replaced}, return_when=asyncio.FIRST_COMPLETED)
             replaced.cancel()
     finally:
+        # A start that was broken off must have ended: what it still makes, nobody would take away.
         starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
         await service.stop()
 
 

@@ -36,6 +36,8 @@ class StepCounts:
     answered: int = 0
     cancelled: int = 0
     faulted_rows: int = 0
+    lost_reports: int = 0
+    lost_stamps: int = 0
 
     @classmethod
     def of(cls, runner: StepRunner) -> "StepCounts":
@@ -45,6 +47,8 @@ class StepCounts:
             runner.answered_steps,
             runner.cancelled_steps,
             runner.faulted_rows,
+            runner.lost_reports,
+            runner.lost_stamps,
         )
 
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.1
 _REMEMBERED_ENDINGS = 1024
-_EPOCHS_A_MILLISECOND = 20  # bits
+_EPOCH_BITS_BELOW_MILLISECONDS = 20
 _OPEN_ANOTHER = "open a new session"
 
 
@@ -50,8 +50,9 @@ class SessionTable:
         self._open: dict[str, Session] = {}
         self._releasing: set[Session] = set()
         self._endings: OrderedDict[str, Ending] = OrderedDict()
-        # Ascending over restarts: no service opens a million sessions a millisecond.
-        self._next_epoch = (time.time_ns() // 1_000_000) << _EPOCHS_A_MILLISECOND
+        # Unique over restarts (no service opens a million sessions a millisecond), and ascending
+        # unless the host's clock went back.
+        self._next_epoch = (time.time_ns() // 1_000_000) << _EPOCH_BITS_BELOW_MILLISECONDS
         self._reaper = asyncio.create_task(self._look_after_sessions())
         self.refusal: Ending | None = partial(
             unavailable, "service", "is warming up", "wait until its health is SERVING"

@@ -180,6 +180,8 @@ class Session:
             answered_steps=counts.answered,
             cancelled_steps=counts.cancelled,
             faulted_rows=counts.faulted_rows,
+            lost_reports=counts.lost_reports,
+            lost_stamps=counts.lost_stamps,
         )
 
     def _check_open(self) -> None:

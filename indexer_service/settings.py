@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     report_write_seconds: float = Field(
         5.0, gt=0, le=600, description="longest time that one report may take to be sent"
     )
+    first_plan_seconds: float = Field(
+        3600.0, gt=0, le=86400, description="longest time that a stream may wait for its first plan"
+    )
     shutdown_grace_seconds: float = Field(
         10.0, ge=0, le=3600, description="time for running steps to end at SIGTERM"
     )

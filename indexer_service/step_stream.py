@@ -18,38 +18,43 @@ class StepStream:
     """One call of RunSteps.
 
     Reports and, behind them, the end of the stream (None, or the error that ends it) pass one
-    queue, so that what was reported before the end is also sent before it.
+    queue, so that what was reported before the end is also sent before it. The end waits for
+    room; a report, for which a session's steps would have to wait, does not.
     """
 
     def __init__(self, table: SessionTable, settings: Settings, context: Context) -> None:
         self._table = table
         self._context = context
         self._write_seconds = settings.report_write_seconds
+        self._first_plan_seconds = settings.first_plan_seconds
         self._loop = asyncio.get_running_loop()
         self._outgoing: asyncio.Queue[pb.StepReport | ServiceError | None] = asyncio.Queue(
             settings.unread_reports
         )
-        self._overflow: asyncio.Future[None] = self._loop.create_future()
+        self._failure: asyncio.Future[BaseException] = self._loop.create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._session: Session | None = None
         self._unanswered = 0
         self._client_is_done = False
+        self._is_over = False
 
     async def run(self, requests: AsyncIterator[pb.RunStepsRequest]) -> None:
         """Returns when the client has sent all its plans and was sent all reports.
 
         Raises:
             ServiceError: an unknown, stale or ended session; RESOURCE_EXHAUSTED for a client
-                that does not read its reports.
+                that does not read its reports, or sends no plan at all.
         """
         self._start(self._read(requests))
         writer = self._start(self._write())
         try:
-            await asyncio.wait({writer, self._overflow}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {writer, self._failure}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not writer.done():
-                raise _unread()
+                raise self._failure.result()
             writer.result()
         finally:
+            self._is_over = True
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -57,29 +62,44 @@ class StepStream:
     def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.append(task)
+        task.add_done_callback(self._look_at)
         return task
 
-    def _put(self, item: pb.StepReport | ServiceError | None) -> None:
-        try:
-            self._outgoing.put_nowait(item)
-        except asyncio.QueueFull:
-            if not self._overflow.done():
-                self._overflow.set_result(None)
+    def _look_at(self, task: "asyncio.Task[None]") -> None:
+        """A task that died must not leave the stream waiting for it."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_result(error)
 
     async def _read(self, requests: AsyncIterator[pb.RunStepsRequest]) -> None:
         try:
-            async for request in requests:
-                refusal = self._take(request)
-                if refusal is not None:
-                    # Waits for room: who sends nonsense and does not read is not read either.
-                    await self._outgoing.put(refusal)
+            await self._read_all(requests)
         except ServiceError as error:
             # An ended session's stream is closed by `_follow`, after its last reports.
             if self._session is None or not self._session.ended.done():
-                self._put(error)
+                await self._outgoing.put(error)
             return
         self._client_is_done = True
         self._end_if_all_is_answered()
+
+    async def _read_all(self, requests: AsyncIterator[pb.RunStepsRequest]) -> None:
+        seconds = self._first_plan_seconds
+        try:
+            async with asyncio.timeout(seconds) as first:
+                async for request in requests:
+                    first.reschedule(None)
+                    refusal = self._take(request)
+                    if refusal is not None:
+                        # Waits for room: who sends nonsense and does not read is not read either.
+                        await self._outgoing.put(refusal)
+        except TimeoutError:
+            raise exhausted(
+                "stream", f"no plan came within {seconds} s", "open it with its first plan"
+            ) from None
 
     def _take(self, request: pb.RunStepsRequest) -> pb.StepReport | None:
         """Submit a plan; the report of one that is refused at once."""
@@ -108,20 +128,25 @@ class StepStream:
         """End the stream with its session, once the steps have reported."""
         await asyncio.wait([session.ended])
         await session.released()
-        self._put(session.ended.result()())
+        await self._outgoing.put(session.ended.result()())
 
     def _report_from_thread(self, report: pb.StepReport) -> None:
         with suppress(RuntimeError):  # the loop has ended, and the stream with it
             self._loop.call_soon_threadsafe(self._report, report)
 
     def _report(self, report: pb.StepReport) -> None:
+        if self._is_over:
+            return
         self._unanswered -= 1
-        self._put(report)
+        try:
+            self._outgoing.put_nowait(report)
+        except asyncio.QueueFull:
+            self._fail(_unread())
         self._end_if_all_is_answered()
 
     def _end_if_all_is_answered(self) -> None:
         if self._client_is_done and not self._unanswered:
-            self._put(None)
+            self._start(self._outgoing.put(None))
 
     async def _write(self) -> None:
         while (item := await self._outgoing.get()) is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_client.agreement import check_opened
 from indexer_client.control_plane import ControlPlane
 from indexer_client.errors import REFUSALS, AttachRefused, IndexerError
 from indexer_client.plan_channel import PlanChannel, RingPlans, StreamPlans
@@ -56,6 +57,7 @@ class Attachment:
     Attributes:
         epoch: of the session; goes into every plan.
         lease_seconds: how often the service wants to hear from us, at least.
+        reasons: a sentence each: why this engine, placement and signalling.
         watch: of the service's process.
     """
 
@@ -83,23 +85,22 @@ class Attachment:
         Raises:
             IndexerError: refused, or nobody there. Call `release` then.
         """
-        request = self._request
-        opened = self.control_plane.open_session(
-            pb.OpenSessionRequest(
-                worker=request.worker,
-                geometry=geometry_message(request.geometry),
-                layout=layout_message(request.geometry),
-                signalling=_SIGNALLING[request.settings.signalling],
-                engine=request.settings.engine,
-                required_configuration_hash=request.configuration_hash,
-            )
+        request = pb.OpenSessionRequest(
+            worker=self._request.worker,
+            geometry=geometry_message(self._request.geometry),
+            layout=layout_message(self._request.geometry),
+            signalling=_SIGNALLING[self._request.settings.signalling],
+            engine=self._request.settings.engine,
+            required_configuration_hash=self._request.configuration_hash,
         )
+        opened = self.control_plane.open_session(request)
         self.session_id, self.epoch = opened.session_id, opened.epoch
         self.lease_seconds = opened.lease_seconds
-        self.configuration, self.reasons = opened.configuration, tuple(opened.reasons)
+        self.reasons = tuple(opened.reasons)
         self.bank.control.start(self.epoch)
         self.bells = self.bank.control.bells
         try:
+            check_opened(request, opened)
             self._register(self._connect(opened))
         except (AttachRefused, DescriptorRefused) as error:
             # Nothing is mapped yet: the session need not live on until its lease ends.
@@ -107,6 +108,7 @@ class Attachment:
             raise AttachRefused(str(error)) from error
         self.plans = self._plan_channel(opened.signalling)
         self._resources.callback(self.plans.close)
+        logger.info("epoch %d: attached: %s", self.epoch, " ".join(self.reasons))
 
     def _connect(self, opened: pb.OpenSessionResponse) -> DescriptorConnection:
         path = socket_path(self.control_plane.address)

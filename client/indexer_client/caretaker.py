@@ -64,6 +64,11 @@ class Caretaker:
         with self._condition:
             return self._condition.wait_for(lambda: self._held() is not None, seconds)
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        held = self._held()
+        return held.reasons if held is not None else ()
+
     def _held(self) -> Attachment | None:
         """The attachment that the next step will use."""
         with self._condition:  # reentrant
@@ -83,7 +88,8 @@ class Caretaker:
         with self._condition:
             self._closing = True
             self._condition.notify_all()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._release_ended()
         for attachment in (current, self._ready):
             if attachment is None:
@@ -102,8 +108,8 @@ class Caretaker:
             self._release_ended()
             held = self._held()
             if held is not None:
-                pause = held.lease_seconds / 3
-                self._watch(held, pause if self._keep(held) else min(pause, _RETRY_SECONDS))
+                renew_in = held.lease_seconds / 3
+                self._watch(held, renew_in if self._keep(held) else min(renew_in, _RETRY_SECONDS))
                 pause = _FIRST_PAUSE
             elif not self._attach():
                 self._sleep(pause)

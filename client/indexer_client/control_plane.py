@@ -1,6 +1,7 @@
 """Calls of the control plane, with deadlines and typed errors."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -98,16 +99,24 @@ class ControlPlane:
 
 def check_tls(settings: ClientSettings) -> None:
     """Raise ValueError for a part of mutual TLS without the rest."""
-    tls = (settings.tls_server_ca, settings.tls_key, settings.tls_certificate)
+    tls = _tls(settings)
     if any(tls) and not all(tls):
         raise ValueError(
-            "tls_certificate: mutual TLS needs all of tls_certificate, tls_key and tls_server_ca "
-            "(fix: set all three, or none)"
+            "client_tls_certificate: mutual TLS needs all of client_tls_certificate, "
+            "client_tls_key and client_tls_server_ca (fix: set all three, or none)"
         )
 
 
+def _tls(settings: ClientSettings) -> tuple[Path | None, Path | None, Path | None]:
+    return (
+        settings.client_tls_server_ca,
+        settings.client_tls_key,
+        settings.client_tls_certificate,
+    )
+
+
 def _channel(settings: ClientSettings) -> grpc.Channel:
-    tls = (settings.tls_server_ca, settings.tls_key, settings.tls_certificate)
+    tls = _tls(settings)
     if settings.address.startswith(UNIX) or not any(tls):
         return grpc.insecure_channel(settings.address, options=_OPTIONS)
     check_tls(settings)

@@ -81,8 +81,21 @@ class Session:
         self._reports = ReportReader(self._statistics)
         self._owner = os.getpid()
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Begin to look for a service. Once in a session's life; entering does it too."""
+        self._check_process()
         self._caretaker.start()
+
+    def close(self) -> None:
+        """End in good order; leaving the `with` block does it too. A second time does nothing."""
+        self._check_process()
+        self._caretaker.close(self._attachment)
+        self._attachment = None
+        if self._tracing is not None:
+            self._tracing.close()
+
+    def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(
@@ -91,11 +104,7 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._check_process()
-        self._caretaker.close(self._attachment)
-        self._attachment = None
-        if self._tracing is not None:
-            self._tracing.close()
+        self.close()
 
     @property
     def statistics(self) -> Statistics:
@@ -107,6 +116,11 @@ class Session:
     def epoch(self) -> int | None:
         """Of the attachment that the last step used; None while working inline."""
         return self._attachment.epoch if self._attachment is not None else None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the service has its engine, placement and signalling; () while there is none."""
+        return self._caretaker.reasons
 
     @property
     def last_error(self) -> IndexerError | None:

@@ -10,9 +10,14 @@ from ipc_handoff.tracing import TraceSettings
 
 
 class ClientSettings(BaseSettings):
-    """Every field can be set by a variable of its name: DSA_INDEXER_ADDRESS and so on."""
+    """Every field can be set by a variable of its name: DSA_INDEXER_ADDRESS and so on.
 
-    model_config = SettingsConfigDict(env_prefix="DSA_INDEXER_", extra="ignore")
+    An empty variable counts as none. One environment can hold the service's settings too.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="DSA_INDEXER_", env_ignore_empty=True, extra="ignore"
+    )
 
     address: str = Field(
         default_factory=default_address, description="`unix:PATH` or `host:port` of the service"
@@ -31,9 +36,13 @@ class ClientSettings(BaseSettings):
         default=0.5, gt=0, description="longest pause between attempts to attach"
     )
     banks: int = Field(default=2, ge=1, description="banks of staging and answer memory")
-    tls_certificate: Path | None = Field(default=None, description="PEM, for mutual TLS")
-    tls_key: Path | None = Field(default=None, description="PEM, for mutual TLS")
-    tls_server_ca: Path | None = Field(default=None, description="PEM, for mutual TLS")
+    client_tls_certificate: Path | None = Field(
+        default=None, description="PEM, this side's certificate for mutual TLS"
+    )
+    client_tls_key: Path | None = Field(default=None, description="PEM, its key")
+    client_tls_server_ca: Path | None = Field(
+        default=None, description="PEM, who signs the service's certificate"
+    )
     trace_file: Path | None = Field(default=None, description="append spans as JSON lines")
     trace_console: bool = Field(default=False, description="print spans")
     trace_ratio: float = Field(default=1.0, ge=0, le=1, description="share of steps traced")

@@ -241,8 +241,8 @@ def test_tcp_carries_no_host_memory_and_says_so(steps: RandomSteps) -> None:
 
 
 def test_half_a_tls_configuration_is_refused_before_any_step(steps: RandomSteps) -> None:
-    settings = ClientSettings(address="127.0.0.1:1", tls_key=Path("/k.pem"))
-    with pytest.raises(ValueError, match=r"^tls_certificate: .*\(fix: "):
+    settings = ClientSettings(address="127.0.0.1:1", client_tls_key=Path("/k.pem"))
+    with pytest.raises(ValueError, match=r"^client_tls_certificate: .*\(fix: "):
         Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings)
 
 

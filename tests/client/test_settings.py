@@ -6,6 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from indexer_client import ClientSettings
+from indexer_client.control_plane import check_tls
+from indexer_service.settings import Settings
 
 
 def test_every_field_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,9 +19,9 @@ def test_every_field_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch) ->
         "rpc_timeout_seconds": 7.5,
         "reattach_seconds": 3.0,
         "banks": 4,
-        "tls_certificate": Path("/c.pem"),
-        "tls_key": Path("/k.pem"),
-        "tls_server_ca": Path("/a.pem"),
+        "client_tls_certificate": Path("/c.pem"),
+        "client_tls_key": Path("/k.pem"),
+        "client_tls_server_ca": Path("/a.pem"),
         "trace_file": Path("/t.jsonl"),
         "trace_console": True,
         "trace_ratio": 0.5,
@@ -37,7 +39,15 @@ def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_services_variables_do_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSA_INDEXER_LEASE_SECONDS", "3")
-    ClientSettings()
+    for name in ("TLS_CERTIFICATE", "TLS_KEY", "TLS_CLIENT_CA"):
+        monkeypatch.setenv(f"DSA_INDEXER_{name}", "/of/the/service.pem")
+    check_tls(ClientSettings())
+    assert not any("tls" in name and value for name, value in ClientSettings())
+
+
+def test_no_variable_of_the_clients_tls_is_one_of_the_services() -> None:
+    of_both = ClientSettings.model_fields.keys() & Settings.model_fields.keys()
+    assert not [name for name in of_both if "tls" in name]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +67,13 @@ def test_a_value_that_cannot_be_is_refused_by_name(field: str, value: object) ->
     assert caught.value.errors()[0]["loc"] == (field,)
 
 
-def test_the_default_address_is_a_private_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DSA_INDEXER_ADDRESS", raising=False)
+@pytest.mark.parametrize("variable", [None, ""], ids=["unset", "empty"])
+def test_the_default_address_is_a_private_socket(
+    variable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is None:
+        monkeypatch.delenv("DSA_INDEXER_ADDRESS", raising=False)
+    else:
+        monkeypatch.setenv("DSA_INDEXER_ADDRESS", variable)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     assert ClientSettings().address == "unix:/run/user/7/dsa-indexer/indexer.sock"

@@ -146,6 +146,7 @@ def test_a_message_over_the_limit_in_a_stream(worker: Worker) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         list(worker.stub.RunSteps(iter([pb.RunStepsRequest(session_id=worker.id, plan=plan)])))
     assert caught.value.code() == EXHAUSTED
+    assert "larger than max" in caught.value.details()
     assert worker.works()
 
 

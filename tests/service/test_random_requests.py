@@ -4,20 +4,22 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
 
 import grpc
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.engine import EngineSettings
+from indexer_service.engines.cpu import CpuEngine
 from indexer_service.settings import Settings
 from ipc_handoff.banks import BANK_REGIONS
 from ipc_handoff.descriptors import FIRST_REGION_TOKEN
 from ipc_handoff.errors import DescriptorRefused
+from tests.service.mutations import mutate
 from tests.service.support import (
     K_CACHE_TOKEN,
     LocalService,
@@ -29,6 +31,7 @@ from tests.service.support import (
 
 REQUESTS = 2150
 PREFIX = "/dsa_indexer.v1.IndexerService/"
+INTERNAL = grpc.StatusCode.INTERNAL
 DOCUMENTED = {
     grpc.StatusCode.OK,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -48,82 +51,6 @@ CALLS = (
     "CloseSession",
     "GetStatus",
 )
-
-EDGES = (0, 1, 2, 3, 16, 63, 64, 127, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
-BITS = {
-    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
-    FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
-    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
-    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
-    FieldDescriptor.TYPE_FIXED64: (0, 2**64 - 1),
-    FieldDescriptor.TYPE_ENUM: (-(2**31), 2**31 - 1),
-}
-
-
-def random_value(field: FieldDescriptor, chance: random.Random) -> Any:
-    if field.type in BITS:
-        low, high = BITS[field.type]
-        value = chance.choice([*EDGES, *(-edge for edge in EDGES), chance.getrandbits(64)])
-        return max(low, min(high, value))
-    if field.type == FieldDescriptor.TYPE_STRING:
-        names = [
-            "",
-            "control",
-            "staging",
-            "k_cache/3",
-            "k_cache/-1",
-            "\N{SNOWMAN}" * 500,
-            "x\n\x00",
-        ]
-        return chance.choice(names)
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return chance.randbytes(chance.choice([0, 7, 8, 16, 64]))
-    return chance.choice([0.0, float("nan"), -1.0])
-
-
-def fields_of(message: Message) -> list[tuple[Message, FieldDescriptor]]:
-    """Every field of the message and of the messages inside it."""
-    found = []
-    for field in message.DESCRIPTOR.fields:
-        found.append((message, field))
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
-            continue
-        if field.is_repeated:
-            for item in getattr(message, field.name):
-                found += fields_of(item)
-        elif message.HasField(field.name):
-            found += fields_of(getattr(message, field.name))
-    return found
-
-
-def mutate(message: Message, chance: random.Random) -> None:
-    """Change one field somewhere."""
-    fields = fields_of(message)
-    if not fields:
-        return
-    owner, field = chance.choice(fields)
-    if field.is_repeated:
-        items = getattr(owner, field.name)
-        action = chance.randrange(3)
-        if action == 0:
-            owner.ClearField(field.name)
-        elif field.message_type is not None:
-            items.add()
-            if action == 1 and len(items) > 1:
-                items[-1].CopyFrom(items[0])
-        elif action == 1 and len(items):
-            items[chance.randrange(len(items))] = random_value(field, chance)
-        else:
-            items.append(random_value(field, chance))
-    elif field.message_type is not None:
-        if chance.randrange(2):
-            owner.ClearField(field.name)
-        else:
-            getattr(owner, field.name).SetInParent()
-    elif chance.randrange(4):
-        setattr(owner, field.name, random_value(field, chance))
-    else:
-        owner.ClearField(field.name)
 
 
 class Victim:
@@ -207,10 +134,17 @@ class Victim:
         return [*regions, *(worker.k_cache_of(layer) for layer in worker.geometry.layers)]
 
     def send(self, call: str, data: bytes) -> tuple[grpc.StatusCode, str]:
-        """Send bytes as a request of `call`; how it was answered."""
+        """Send bytes as a request of `call`; how it was answered.
+
+        A stream that ends well is answered as its first report that tells of a fault.
+        """
         try:
             if call == "RunSteps":
-                list(self._channel.stream_stream(PREFIX + call)(iter([data]), timeout=20))
+                method = self._channel.stream_stream(PREFIX + call)
+                for reply in method(iter([data]), timeout=20):
+                    report = pb.RunStepsResponse.FromString(reply).report
+                    if report.status == pb.STEP_STATUS_FAILED or report.code == INTERNAL.value[0]:
+                        return INTERNAL, report.message
             else:
                 reply = self._channel.unary_unary(PREFIX + call)(data, timeout=20)
                 if call == "OpenSession":
@@ -226,6 +160,23 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
     bounds = {"gate_bound_seconds": 0.002, "max_sessions": 256}
     with running(Settings(address=f"unix:{path}", **bounds)) as service:
         yield service
+
+
+class FailingEngine(CpuEngine):
+    def select(self, *_: object) -> None:
+        raise ZeroDivisionError("of the engine")
+
+
+@pytest.mark.parametrize("call", ["RunSteps", "SelectTopK"])
+def test_a_step_that_fails_is_seen_in(call: str, tmp_path: Path) -> None:
+    """What the random requests look for."""
+    engine = FailingEngine(EngineSettings(workspace_bytes=1 << 24, cpu_threads=1))
+    engine.warm_up = lambda: None  # type: ignore[method-assign]
+    with running(Settings(address=f"unix:{tmp_path}/d/i.sock"), engine=engine) as service:
+        victim = Victim(service)
+        code, details = victim.send(call, victim.request(call).SerializeToString())
+        assert (code, details) == (INTERNAL, "engine: of the engine")
+        victim.leave()
 
 
 def test_random_and_mutated_requests(quick: LocalService) -> None:

@@ -1,5 +1,6 @@
 """The service as a whole: health, reflection, warm-up, shutdown, and faults of its own."""
 
+import asyncio
 import logging
 import os
 import signal
@@ -23,8 +24,9 @@ from dsa_indexer.v1 import indexer_pb2_grpc as rpc
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
 from indexer_service.errors import StartError
-from indexer_service.server import SERVICE_NAME, Service
+from indexer_service.server import SERVICE_NAME, Service, serve
 from indexer_service.settings import Settings
+from indexer_service.socket_directory import SocketDirectory
 from indexer_service.status import StatusReporter
 from tests.service.processes import ServiceProcess, is_served_by
 from tests.service.support import (
@@ -235,6 +237,22 @@ def test_a_client_that_hangs_up_leaves_the_call_finished(settings: Settings) -> 
         worker.close()
         assert service.status().mapped_bytes == 0
         worker.leave()
+
+
+def test_a_signal_while_the_address_is_claimed_leaves_nothing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = SocketDirectory.claim
+
+    def slow(self: SocketDirectory) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5)
+        claim(self)
+
+    monkeypatch.setattr(SocketDirectory, "claim", slow)
+    asyncio.run(serve(settings))
+    time.sleep(1)
+    assert not Path(settings.address.removeprefix("unix:")).parent.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -89,7 +89,7 @@ def test_what_the_contract_does_not_know_of_a_worker_is_not_kept(
     assert shown.worker.ByteSize() < 100
 
 
-def test_epochs_ascend_within_and_over_services(settings: Settings) -> None:
+def test_epochs_ascend_within_and_over_services_while_the_clock_does(settings: Settings) -> None:
     epochs = []
     for _ in range(2):
         with running(settings) as service:

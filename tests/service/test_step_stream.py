@@ -1,5 +1,6 @@
 """RunSteps: reports in order, refusals that do not end it, and clients that stop reading."""
 
+import logging
 import queue
 import threading
 import time
@@ -10,6 +11,7 @@ import pytest
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
+from indexer_service.sessions import Session
 from indexer_service.settings import Settings
 from tests.service.support import Worker, eventually, refused, running
 
@@ -23,7 +25,7 @@ class Stream:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self._plans: queue.Queue[pb.StepPlan | None] = queue.Queue()
-        self.call = worker.stub.RunSteps(self._requests())
+        self.call = worker.stub.RunSteps(self._requests(), timeout=20)
 
     def _requests(self) -> Iterator[pb.RunStepsRequest]:
         session_id = self.worker.id
@@ -199,6 +201,55 @@ def test_a_client_that_stops_reading_loses_its_stream_only(settings: Settings) -
         assert worker.works()
         worker.leave()
         other.leave()
+
+
+def test_a_client_that_reads_is_never_said_not_to(settings: Settings) -> None:
+    """The end of a stream is no report: it needs no room among them."""
+    with running(settings.model_copy(update={"unread_reports": 1})) as service:
+        worker = Worker(service).attach()
+        for _ in range(10):
+            stream = Stream(worker)
+            plan = worker.plan()
+            stream.send(plan)
+            stream.finish()
+            worker.stage(plan)
+            statuses = [response.report.status for response in stream.call]
+            assert statuses == [pb.STEP_STATUS_ANSWERED]
+            assert stream.call.code() == grpc.StatusCode.OK
+        worker.leave()
+
+
+def test_a_fault_while_reading_ends_the_stream_only(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
+        patched.setattr(Session, "submit", fail)
+        stream.send(stream.worker.plan())
+        with refused(grpc.StatusCode.INTERNAL, "service"):
+            stream.report()
+    assert "secret detail" in caplog.text
+    assert stream.worker.works()
+
+
+def test_a_stream_whose_first_plan_does_not_come_ends(settings: Settings) -> None:
+    with running(settings.model_copy(update={"first_plan_seconds": 0.3})) as service:
+        worker = Worker(service).attach()
+        used, unused = Stream(worker), Stream(worker)
+        used.send(worker.plan(layers=[99]))
+        assert used.report().status == pb.STEP_STATUS_REJECTED
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "stream", "0.3 s"):
+            unused.report()
+        time.sleep(0.5)
+        plan = worker.plan()
+        used.send(plan)
+        worker.stage(plan)
+        assert used.report().status == pb.STEP_STATUS_ANSWERED
+        for stream in (used, unused):
+            stream.finish()
+        worker.leave()
 
 
 def test_reports_that_nobody_takes_are_bounded(settings: Settings) -> None:

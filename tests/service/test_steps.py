@@ -15,7 +15,9 @@ from indexer_service.runner import RunnerSettings
 from indexer_service.session_regions import SessionRegions
 from indexer_service.session_steps import SessionSteps, StepResources
 from indexer_service.settings import Settings
-from tests.service.support import GEOMETRY, LocalService, Worker, eventually
+from ipc_handoff.layout import RING_CAPACITY
+from ipc_handoff.stamps import StampRing
+from tests.service.support import GEOMETRY, LocalService, Worker, eventually, running
 
 
 def test_a_slot_that_a_newer_step_took_is_no_fault_of_the_older(
@@ -64,6 +66,30 @@ def test_a_runner_that_finishes_can_still_be_hurried(settings: Settings) -> None
     assert worker.bank.control.bells.is_drained()
     service.stop()
     worker.leave()
+
+
+class _Watcher:
+    def step_finished(self, *_: object) -> None:
+        pass
+
+
+def test_status_counts_reports_and_stamps_that_were_lost(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(settings, observer=_Watcher()) as service:
+        worker = Worker(service).attach()
+        lost = 3
+        for step in range(RING_CAPACITY + lost):
+            if step == RING_CAPACITY:
+                monkeypatch.setattr(StampRing, "begin", lambda *_: None)
+            plan = worker.plan()
+            worker.bank.control.plans.post(plan.SerializeToString())
+            worker.stage(plan)
+            assert eventually(lambda: service.status().sessions[0].answered_steps == worker.step)
+        assert eventually(lambda: service.status().sessions[0].lost_stamps == lost)
+        shown = service.status().sessions[0]
+        assert (shown.lost_reports, shown.cancelled_steps) == (lost, 0)
+        worker.leave()
 
 
 class _Vanishing(SessionSteps):

@@ -438,7 +438,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., gpu_uuid: _Optional[str] = ..., configuration: _Optional[_Union[EngineConfiguration, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., mapped_bytes: _Optional[int] = ..., compiled_kernels: _Optional[int] = ..., serving: bool = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("epoch", "worker", "placement", "signalling", "configuration", "lease_remaining_seconds", "regions", "mapped_bytes", "queued_steps", "last_step", "answered_steps", "cancelled_steps", "faulted_rows")
+    __slots__ = ("epoch", "worker", "placement", "signalling", "configuration", "lease_remaining_seconds", "regions", "mapped_bytes", "queued_steps", "last_step", "answered_steps", "cancelled_steps", "faulted_rows", "lost_reports", "lost_stamps")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +452,8 @@ class SessionStatus(_message.Message):
     ANSWERED_STEPS_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_STEPS_FIELD_NUMBER: _ClassVar[int]
     FAULTED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    LOST_REPORTS_FIELD_NUMBER: _ClassVar[int]
+    LOST_STAMPS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     worker: Worker
     placement: Placement
@@ -465,4 +467,6 @@ class SessionStatus(_message.Message):
     answered_steps: int
     cancelled_steps: int
     faulted_rows: int
-    def __init__(self, epoch: _Optional[int] = ..., worker: _Optional[_Union[Worker, _Mapping]] = ..., placement: _Optional[_Union[Placement, str]] = ..., signalling: _Optional[_Union[Signalling, str]] = ..., configuration: _Optional[_Union[EngineConfiguration, _Mapping]] = ..., lease_remaining_seconds: _Optional[float] = ..., regions: _Optional[_Iterable[str]] = ..., mapped_bytes: _Optional[int] = ..., queued_steps: _Optional[int] = ..., last_step: _Optional[int] = ..., answered_steps: _Optional[int] = ..., cancelled_steps: _Optional[int] = ..., faulted_rows: _Optional[int] = ...) -> None: ...
+    lost_reports: int
+    lost_stamps: int
+    def __init__(self, epoch: _Optional[int] = ..., worker: _Optional[_Union[Worker, _Mapping]] = ..., placement: _Optional[_Union[Placement, str]] = ..., signalling: _Optional[_Union[Signalling, str]] = ..., configuration: _Optional[_Union[EngineConfiguration, _Mapping]] = ..., lease_remaining_seconds: _Optional[float] = ..., regions: _Optional[_Iterable[str]] = ..., mapped_bytes: _Optional[int] = ..., queued_steps: _Optional[int] = ..., last_step: _Optional[int] = ..., answered_steps: _Optional[int] = ..., cancelled_steps: _Optional[int] = ..., faulted_rows: _Optional[int] = ..., lost_reports: _Optional[int] = ..., lost_stamps: _Optional[int] = ...) -> None: ...
