@@ -10,7 +10,9 @@ and answers are used layer after layer: the worker stages a layer only after the
 answer came (or the attachment ended), so one place a slot is enough.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -118,6 +120,12 @@ class HostBank:
             memory.close()
 
 
+class _Retired(NamedTuple):
+    bank: HostBank
+    writer: ProcessWatch
+    on_dead: Callable[[], None]
+
+
 class BankPool:
     """Hands out banks and takes them back when nobody can write them any more."""
 
@@ -125,7 +133,7 @@ class BankPool:
         self._geometry = geometry
         self._free = [HostBank(geometry, number) for number in range(banks)]
         self._in_use: list[HostBank] = []
-        self._retired: list[tuple[HostBank, ProcessWatch]] = []
+        self._retired: list[_Retired] = []
 
     def take(self) -> HostBank | None:
         """A free bank, or None: then stay inline."""
@@ -144,14 +152,20 @@ class BankPool:
         self._in_use.remove(bank)
         self._free.append(bank)
 
-    def retire(self, bank: HostBank, writer: ProcessWatch) -> None:
-        """After any other end. `writer`: the old service's process; the pool closes it.
+    def retire(
+        self, bank: HostBank, writer: ProcessWatch, on_dead: Callable[[], None] = lambda: None
+    ) -> None:
+        """After any other end.
+
+        Args:
+            writer: the old service's process; the pool closes it.
+            on_dead: called when it died without having drained, before the bank is used again.
 
         Raises:
             ValueError: as `give_back`.
         """
         self._in_use.remove(bank)
-        self._retired.append((bank, writer))
+        self._retired.append(_Retired(bank, writer, on_dead))
 
     def replace(self, bank: HostBank) -> None:
         """After sharing it got no answer: a service that never had it will not drain it.
@@ -167,12 +181,16 @@ class BankPool:
 
     def _reclaim(self) -> None:
         waiting = []
-        for bank, writer in self._retired:
-            if bank.control.bells.is_drained() or writer.is_dead():
-                writer.close()
-                self._free.append(bank)
+        for retired in self._retired:
+            is_dead = retired.writer.is_dead()  # First: the dead drain no more.
+            is_drained = retired.bank.control.bells.is_drained()
+            if is_dead and not is_drained:
+                retired.on_dead()
+            if is_dead or is_drained:
+                retired.writer.close()
+                self._free.append(retired.bank)
             else:
-                waiting.append((bank, writer))
+                waiting.append(retired)
         self._retired = waiting
 
     @property
@@ -181,8 +199,9 @@ class BankPool:
         return len(self._retired)
 
     def close(self) -> None:
-        for _, writer in self._retired:
-            writer.close()
-        for bank in self._free + self._in_use + [bank for bank, _ in self._retired]:
+        self._reclaim()
+        for retired in self._retired:
+            retired.writer.close()
+        for bank in self._free + self._in_use + [retired.bank for retired in self._retired]:
             bank.close()
         self._free, self._in_use, self._retired = [], [], []

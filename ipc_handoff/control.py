@@ -7,7 +7,7 @@ from ipc_handoff.errors import LayoutMismatch
 from ipc_handoff.layout import LAYOUT_VERSION, MAGIC, HandoffGeometry
 from ipc_handoff.ring import RingConsumer, RingProducer
 from ipc_handoff.stages import SERVICE_STAGES
-from ipc_handoff.stamps import StampRing
+from ipc_handoff.stamps import OnExported, StampRing
 
 _HEADER = struct.Struct("<QQQQ")  # magic, layout version, fingerprint, epoch
 
@@ -20,8 +20,12 @@ class _Control:
                 f"control: {len(buffer)} bytes, the layout needs {self._layout.size}"
             )
         self._buffer = buffer
-        layers = len(geometry.layers)
-        self.service_stamps = StampRing(self._area("service_stamps"), layers, len(SERVICE_STAGES))
+        self._layers = len(geometry.layers)
+        self.service_stamps = self._stamps()
+
+    def _stamps(self, on_exported: OnExported | None = None) -> StampRing:
+        area = self._area("service_stamps")
+        return StampRing(area, self._layers, len(SERVICE_STAGES), on_exported)
 
     def _area(self, name: str) -> memoryview:
         return self._layout.areas[name].of(self._buffer)
@@ -73,6 +77,7 @@ class ServiceControl(_Control):
             )
         layout = self._layout
         self.bells = ServiceBells(buffer, layout)
+        self.service_stamps = self._stamps(self.bells.exported)
         self.plans = RingConsumer(
             self._area("plans"), self._area("plans_consumed"), layout.plan_slot
         )

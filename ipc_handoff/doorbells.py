@@ -8,12 +8,15 @@
 | `progress` | service | counts finished windows of work | after each window |
 | `dones[layer]` | service | step whose answer of this layer is written | after the answer |
 | `cancelled` | service | newest step given up; it is not touched any more | last access before |
+| `exported` | service | newest traced step whose spans have left it, also older ones' | any time |
 | `drained` | service | 1: nothing of this attachment is touched any more | the last store |
 
 A gate or wait compares a word with the step for equality; the step itself comes by value
 (in the plan), never from the other side's memory. Words start at 0, which is no step.
 `cancelled` holds one step: waits go in the order of steps, so an older one is never asked for.
 """
+
+import threading
 
 from ipc_handoff.layout import CACHE_LINE, ControlLayout
 from ipc_handoff.words import Words
@@ -31,6 +34,7 @@ class _Bells:
                 "dones",
                 "cancelled",
                 "drained",
+                "exported",
             )
         }
         self._published = words["published"]
@@ -40,6 +44,7 @@ class _Bells:
         self._dones = words["dones"]
         self._cancelled = words["cancelled"]
         self._drained = words["drained"]
+        self._exported = words["exported"]
 
 
 class WorkerBells(_Bells):
@@ -66,13 +71,18 @@ class WorkerBells(_Bells):
     def is_drained(self) -> bool:
         return self._drained.load() == 1
 
+    def exported(self) -> int:
+        return self._exported.load()
+
 
 class ServiceBells(_Bells):
-    """The service's side."""
+    """The service's side. One thread calls all but `exported`, which any thread may call."""
 
     def __init__(self, control: memoryview, layout: ControlLayout) -> None:
         super().__init__(control, layout)
         self._windows = 0
+        self._is_over = False
+        self._last_store = threading.Lock()
 
     def published(self) -> int:
         return self._published.load()
@@ -93,5 +103,13 @@ class ServiceBells(_Bells):
     def cancel(self, step: int) -> None:
         self._cancelled.store(step)
 
+    def exported(self, step: int) -> None:
+        """Does nothing once `drained` was called: the worker may use the bank again."""
+        with self._last_store:
+            if not self._is_over:
+                self._exported.store(step)
+
     def drained(self) -> None:
-        self._drained.store(1)
+        with self._last_store:
+            self._is_over = True
+            self._drained.store(1)

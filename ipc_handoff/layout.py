@@ -180,6 +180,7 @@ class ControlLayout:
                 ("progress", CACHE_LINE),
                 ("cancelled", CACHE_LINE),
                 ("drained", CACHE_LINE),
+                ("exported", CACHE_LINE),
                 ("dones", CACHE_LINE * layers),
                 ("plans_consumed", CACHE_LINE),
                 ("plans", plan * RING_CAPACITY),

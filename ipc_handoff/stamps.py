@@ -9,19 +9,37 @@ processes of a host, and it never steps); 0: not reached.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 
 from ipc_handoff.layout import stamp_block_bytes
 from ipc_handoff.words import WORD_BYTES, Words, fence
+
+OnExported = Callable[[int], None]
+
+
+class StepTimes(list[list[int]]):
+    """Times [layers][stages] of a step.
+
+    Attributes:
+        on_exported: whom to tell the newest step whose times have left this process; None:
+            nobody wants to know.
+    """
+
+    def __init__(self, times: Iterable[list[int]], on_exported: OnExported | None) -> None:
+        super().__init__(times)
+        self.on_exported = on_exported
 
 
 class StampRing:
     """Args:
     area: shared bytes.
     layers, stages: how many of each.
+    on_exported: goes with what is read.
     """
 
-    def __init__(self, area: memoryview, layers: int, stages: int) -> None:
+    def __init__(
+        self, area: memoryview, layers: int, stages: int, on_exported: OnExported | None = None
+    ) -> None:
         size = stamp_block_bytes(layers, stages)
         blocks = [area[offset : offset + size] for offset in range(0, len(area), size)]
         self._generations = [Words(block[:WORD_BYTES]) for block in blocks]
@@ -29,6 +47,7 @@ class StampRing:
         self._cells, self._stages = layers * stages, stages
         self._blank = memoryview(bytes(size - WORD_BYTES)).cast("Q")
         self._begun = [0] * len(blocks)  # By this end, if it is the writer's.
+        self._on_exported = on_exported
         self.lost = 0
 
     @classmethod
@@ -56,7 +75,7 @@ class StampRing:
             cell = layer * self._stages + stage
             self._bodies[index][cell] = time.monotonic_ns() if at is None else at
 
-    def read(self, step: int) -> Sequence[Sequence[int]] | None:
+    def read(self, step: int) -> StepTimes | None:
         """Times [layers][stages] of a step, or None (and counted) if they were overwritten."""
         index = step % len(self._bodies)
         before = self._generations[index].load()
@@ -65,4 +84,5 @@ class StampRing:
         if before != step or self._generations[index].load() != step:
             self.lost += 1
             return None
-        return [cells[i : i + self._stages] for i in range(0, self._cells, self._stages)]
+        begins = range(0, self._cells, self._stages)
+        return StepTimes((cells[i : i + self._stages] for i in begins), self._on_exported)

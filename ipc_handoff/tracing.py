@@ -6,6 +6,7 @@ With nothing chosen `start` returns None, and callers do nothing but test for it
 """
 
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,18 +33,24 @@ Times = Sequence[Sequence[int]]
 Attributes = Mapping[str, str | int | bool | float]
 
 _OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-_EXPORT_EVERY_MS = 200
 _QUEUED_SPANS = 65536
+_LOOKS = 3
 
 
 @dataclass(frozen=True)
 class TraceSettings:
-    """Where spans go. `ratio`: share of steps that a worker traces."""
+    """Where spans go.
+
+    Attributes:
+        ratio: share of steps that a worker traces.
+        export_seconds: how often they leave without `Tracing.flush`.
+    """
 
     service_name: str
     file: Path | None = None
     console: bool = False
     ratio: float = 1.0
+    export_seconds: float = 1.0
 
 
 def start(settings: TraceSettings) -> "Tracing | None":
@@ -87,17 +94,18 @@ class Tracing:
                 BatchSpanProcessor(
                     exporter,
                     max_queue_size=_QUEUED_SPANS,
-                    schedule_delay_millis=_EXPORT_EVERY_MS,
+                    schedule_delay_millis=settings.export_seconds * 1000,
                 )
             )
         self._tracer = self._provider.get_tracer("dsa-indexer")
-        # Stamps are monotonic times, spans are wall times.
-        self._wall_ns = time.time_ns() - time.monotonic_ns()
+        self._closed = threading.Event()
 
     def begin_step(self, attributes: Attributes) -> "StepTrace | None":
         """The worker's span of a step; None if this step is not sampled."""
-        span = self._tracer.start_span(STEP_SPAN, attributes=attributes)
-        return StepTrace(self, span) if span.is_recording() else None
+        offset = _wall_offset()
+        begin = offset + time.monotonic_ns()
+        span = self._tracer.start_span(STEP_SPAN, attributes=attributes, start_time=begin)
+        return StepTrace(self, span, offset) if span.is_recording() else None
 
     def stage_spans(
         self,
@@ -107,12 +115,14 @@ class Tracing:
         layers: Sequence[int],
         attributes: Attributes,
         *,
+        offset: int,
         incomplete: bool = False,
     ) -> None:
         """Spans of every stage that has begun, from one side's stamps of a step.
 
         Args:
             times: [layer ordinal][stage] monotonic ns; 0: not reached.
+            offset: wall time minus monotonic time, ns.
             incomplete: they are exported in the place of a side that cannot any more.
         """
         for layer, stamps in zip(layers, times, strict=True):
@@ -122,11 +132,11 @@ class Tracing:
                 own: dict[str, str | int | bool | float] = {**attributes, "dsa.layer": layer}
                 if incomplete:
                     own["dsa.incomplete"] = True
-                begin = self._wall_ns + stamps[stage.begin]
+                begin = offset + stamps[stage.begin]
                 span = self._tracer.start_span(stage.name, parent, attributes=own, start_time=begin)
                 if not stamps[stage.end]:
                     span.set_status(Status(StatusCode.ERROR, "never ended"))
-                span.end(self._wall_ns + (stamps[stage.end] or time.monotonic_ns()))
+                span.end(offset + (stamps[stage.end] or time.monotonic_ns()))
 
     def service_stages(
         self,
@@ -144,7 +154,7 @@ class Tracing:
             trace_flags=trace.TraceFlags(plan.trace.flags),
         )
         parent = trace.set_span_in_context(NonRecordingSpan(remote), otel_context.Context())
-        self.stage_spans(parent, spans, times, layers, attributes)
+        self.stage_spans(parent, spans, times, layers, attributes, offset=_wall_offset())
 
     @contextmanager
     def client_call(self, method: str) -> Iterator[list[tuple[str, str]]]:
@@ -161,17 +171,45 @@ class Tracing:
         with self._tracer.start_as_current_span(method, parent, kind=SpanKind.SERVER):
             yield
 
+    def flush(self) -> bool:
+        """Export what is queued now; whether all of it left in time."""
+        return self._provider.force_flush()
+
+    def wait_closed(self, seconds: float) -> bool:
+        """Sleep, but not over the end; whether it has come."""
+        return self._closed.wait(seconds)
+
     def close(self) -> None:
         """Export what is queued, then stop."""
+        self._closed.set()
         self._provider.shutdown()
 
 
-class StepTrace:
-    """The worker's part of one step's trace."""
+def _wall_offset() -> int:
+    """Wall time minus monotonic time, ns: stamps are the one, spans the other.
 
-    def __init__(self, tracing: Tracing, span: Span) -> None:
+    Looked at anew for each step, since wall time may be set. The closest look counts.
+    """
+    looks = []
+    for _ in range(_LOOKS):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        after = time.monotonic_ns()
+        looks.append((after - before, wall - (before + after) // 2))
+    return min(looks)[1]
+
+
+class StepTrace:
+    """The worker's part of one step's trace; all of its times are told by one clock.
+
+    Args:
+        offset: wall time minus monotonic time, ns.
+    """
+
+    def __init__(self, tracing: Tracing, span: Span, offset: int) -> None:
         self._tracing = tracing
         self._span = span
+        self._offset = offset
         context = span.get_span_context()
         self.context = pb.TraceContext(
             trace_id=context.trace_id.to_bytes(16, "big"),
@@ -192,15 +230,26 @@ class StepTrace:
         *,
         incomplete: bool = False,
     ) -> None:
-        """See `Tracing.stage_spans`."""
-        parent = trace.set_span_in_context(self._span)
-        self._tracing.stage_spans(parent, spans, times, layers, attributes, incomplete=incomplete)
+        """See `Tracing.stage_spans`. Also after `end`."""
+        self._tracing.stage_spans(
+            trace.set_span_in_context(self._span),
+            spans,
+            times,
+            layers,
+            attributes,
+            offset=self._offset,
+            incomplete=incomplete,
+        )
 
     def event(self, name: str, attributes: Attributes) -> None:
-        self._span.add_event(name, attributes)
+        self._span.add_event(name, attributes, self._now())
 
     def end(self, error: BaseException | None = None) -> None:
+        now = self._now()
         if error is not None:
-            self._span.record_exception(error)
+            self._span.record_exception(error, timestamp=now)
             self._span.set_status(Status(StatusCode.ERROR, repr(error)))
-        self._span.end()
+        self._span.end(now)
+
+    def _now(self) -> int:
+        return self._offset + time.monotonic_ns()

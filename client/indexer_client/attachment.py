@@ -16,6 +16,7 @@ from indexer_client.agreement import check_opened
 from indexer_client.control_plane import ControlPlane
 from indexer_client.errors import REFUSALS, AttachRefused, IndexerError
 from indexer_client.plan_channel import PlanChannel, RingPlans, StreamPlans
+from indexer_client.remote_traces import RemoteTraces
 from indexer_client.settings import ClientSettings
 from ipc_handoff.addresses import socket_path
 from ipc_handoff.banks import BankPool, HostBank, k_cache_region
@@ -57,15 +58,21 @@ class Attachment:
     Attributes:
         epoch: of the session; goes into every plan.
         lease_seconds: how often the service wants to hear from us, at least.
+        remote_traces: of the steps that the service was asked for.
         reasons: a sentence each: why this engine, placement and signalling.
         watch: of the service's process.
     """
 
     def __init__(
-        self, request: AttachRequest, bank: HostBank, on_detached: Callable[[], None]
+        self,
+        request: AttachRequest,
+        bank: HostBank,
+        on_detached: Callable[[], None],
+        on_lost_stamps: Callable[[int], None],
     ) -> None:
         self._request = request
         self._on_detached = on_detached
+        self._on_lost_stamps = on_lost_stamps
         self.bank = bank
         self.bells: WorkerBells
         self.plans: PlanChannel
@@ -97,6 +104,7 @@ class Attachment:
         self.session_id, self.epoch = opened.session_id, opened.epoch
         self.lease_seconds = opened.lease_seconds
         self.reasons = tuple(opened.reasons)
+        self.remote_traces = RemoteTraces(self._request.geometry, self.epoch)
         self.bank.control.start(self.epoch)
         self.bells = self.bank.control.bells
         try:
@@ -190,13 +198,16 @@ class Attachment:
         """Let go of everything after `detach` or a failed `open`, and retire the bank."""
         self._resources.close()
         if self._exposed:
-            pool.retire(self.bank, self.watch)
+            pool.retire(self.bank, self.watch, self._export_lost)
             return
         self.watch.close()
         if self._perhaps_exposed:
             pool.replace(self.bank)
         else:
             pool.give_back(self.bank)
+
+    def _export_lost(self) -> None:
+        self._on_lost_stamps(self.remote_traces.export(self.bank.control))
 
     def _close_session(self) -> None:
         with suppress(IndexerError):

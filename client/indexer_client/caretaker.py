@@ -37,7 +37,7 @@ class Caretaker:
         self._lost_because = ""
         self._ended: list[Attachment] = []
         self._closing = False
-        self.attachments = self.detachments = 0
+        self.attachments = self.detachments = self.lost_stamps = 0
         self.last_error: IndexerError | None = None
         self._thread = threading.Thread(target=self._run, name="dsa-caretaker", daemon=True)
 
@@ -82,6 +82,9 @@ class Caretaker:
         with self._condition:
             self.detachments += 1
             self._condition.notify_all()
+
+    def _stamps_lost(self, steps: int) -> None:
+        self.lost_stamps += steps
 
     def close(self, current: Attachment | None) -> None:
         """End the thread and every attachment."""
@@ -152,7 +155,7 @@ class Caretaker:
 
     def _opened(self, bank: HostBank) -> Attachment:
         try:
-            attachment = Attachment(self._request, bank, self._detached)
+            attachment = Attachment(self._request, bank, self._detached, self._stamps_lost)
         except BaseException:
             self._pool.give_back(bank)
             raise

@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -110,7 +111,8 @@ class Session:
     def statistics(self) -> Statistics:
         self._statistics.attachments = self._caretaker.attachments
         self._statistics.detachments = self._caretaker.detachments
-        return self._statistics
+        lost = self._statistics.lost_stamps + self._caretaker.lost_stamps
+        return replace(self._statistics, lost_stamps=lost)
 
     @property
     def epoch(self) -> int | None:

@@ -8,6 +8,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ipc_handoff.addresses import default_address
 from ipc_handoff.tracing import TraceSettings
 
+_EXPORT_SECONDS = 0.2
+
 
 class ClientSettings(BaseSettings):
     """Every field can be set by a variable of its name: DSA_INDEXER_ADDRESS and so on.
@@ -50,5 +52,9 @@ class ClientSettings(BaseSettings):
     @property
     def tracing(self) -> TraceSettings:
         return TraceSettings(
-            "dsa-indexer-worker", self.trace_file, self.trace_console, self.trace_ratio
+            "dsa-indexer-worker",
+            self.trace_file,
+            self.trace_console,
+            self.trace_ratio,
+            _EXPORT_SECONDS,
         )

@@ -15,6 +15,8 @@ class Statistics:
         attachments, detachments: began, ended otherwise than by `close`.
         faulted_rows: rows that the service could not trust and answered with -1.
         rejected_steps: plans that the service refused.
+        lost_stamps: traced steps of which one side's stages were overwritten before they were
+            exported.
     """
 
     steps: int = 0
@@ -25,3 +27,4 @@ class Statistics:
     detachments: int = 0
     faulted_rows: int = 0
     rejected_steps: int = 0
+    lost_stamps: int = 0

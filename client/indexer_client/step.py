@@ -19,7 +19,7 @@ from indexer_client.errors import IndexerError
 from indexer_client.inputs import Fallback, StepInputs
 from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
 from indexer_client.statistics import Statistics
-from indexer_client.telemetry import end_step
+from indexer_client.telemetry import end_step, lost_service_stages
 from indexer_client.waiting import WaitEnd, wait_for_answer
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.stages import WorkerStage
@@ -126,18 +126,23 @@ class Step:
                 self._end_trace(self._trace, error)
 
     def _end_trace(self, trace: StepTrace, error: BaseException | None) -> None:
-        attachment, lost = self._attachment, None
-        if attachment is not None and self._lost:
-            # The service will not export this step any more: its stages are read from the
-            # shared block, which outlives it.
-            lost = attachment.bank.control.service_stamps.read(self.number)
-            trace.event("detached", {"dsa.reason": attachment.detached_because})
-        attributes: dict[str, str | int | bool | float] = {
-            "dsa.step": self.number,
-            "dsa.epoch": attachment.epoch if attachment is not None else 0,
-        }
-        times = self._stamps.read(self.number)
-        end_step(trace, self._geometry, attributes, times, lost, error)
+        attachment, epoch = self._attachment, 0
+        if attachment is not None:
+            epoch = attachment.epoch
+            if self._lost:
+                # The service will not export this step any more: its stages are read from the
+                # shared block, which outlives it.
+                trace.event("detached", {"dsa.reason": attachment.detached_because})
+                times = attachment.bank.control.service_stamps.read(self.number)
+                if times is None:
+                    self._statistics.lost_stamps += 1
+                else:
+                    lost_service_stages(trace, self._geometry, self.number, epoch, times)
+            else:
+                attachment.remote_traces.add(self.number, trace)
+        stamps = self._stamps.read(self.number)
+        self._statistics.lost_stamps += stamps is None
+        end_step(trace, self._geometry, self.number, epoch, stamps, error)
 
     def _plan(self, attachment: Attachment) -> pb.StepPlan:
         plan = self.inputs.plan(self.number, attachment.epoch, self._pending)

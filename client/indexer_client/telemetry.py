@@ -2,35 +2,47 @@
 
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.stages import SERVICE_SPANS, WORKER_SPANS, WorkerStage
-from ipc_handoff.tracing import StepTrace, Times
+from ipc_handoff.tracing import Attributes, StepTrace, Times
 
 
 def end_step(
     trace: StepTrace,
     geometry: HandoffGeometry,
-    attributes: dict[str, str | int | bool | float],
+    step: int,
+    epoch: int,
     times: Times | None,
-    lost_service_times: Times | None,
     error: BaseException | None,
 ) -> None:
-    """Export the worker's stages of a step, and those of a service that was lost in it.
+    """Export the worker's stages of a step, and end its span.
 
     Args:
+        epoch: 0 without an attachment.
         times: [layer ordinal][WorkerStage]; None if they were overwritten.
-        lost_service_times: [layer ordinal][ServiceStage], when the service will not export.
     """
     if times is None:
         trace.event("stamps overwritten", {})
     else:
-        trace.stages(WORKER_SPANS, times, geometry.layers, attributes)
+        trace.stages(WORKER_SPANS, times, geometry.layers, _attributes(step, epoch))
         waited = sum(
             stamps[WorkerStage.WAIT_ENDED] - stamps[WorkerStage.REQUEST_RUNG]
             for stamps in times
             if stamps[WorkerStage.WAIT_ENDED]
         )
         trace.event("waited", {"dsa.wait_ns": waited})
-    if lost_service_times is not None:
-        trace.stages(
-            SERVICE_SPANS, lost_service_times, geometry.layers, attributes, incomplete=True
-        )
     trace.end(error)
+
+
+def lost_service_stages(
+    trace: StepTrace, geometry: HandoffGeometry, step: int, epoch: int, times: Times
+) -> None:
+    """Export the stages of a service that will not do it any more.
+
+    Args:
+        times: [layer ordinal][ServiceStage].
+    """
+    attributes = _attributes(step, epoch)
+    trace.stages(SERVICE_SPANS, times, geometry.layers, attributes, incomplete=True)
+
+
+def _attributes(step: int, epoch: int) -> Attributes:
+    return {"dsa.step": step, "dsa.epoch": epoch}

@@ -2,25 +2,22 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, Tracer
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
 from indexer_client import Source, StepInputs
 from indexer_client.plan_channel import RingPlans
-from indexer_service.telemetry import StepTelemetry
 from ipc_handoff import tracing as tracing_module
 from ipc_handoff.layout import STAMPED_STEPS
 from ipc_handoff.stages import SERVICE_SPANS, STEP_SPAN, WORKER_SPANS
 from ipc_handoff.stamps import StampRing
-from ipc_handoff.tracing import TraceSettings, Tracing
-from tests.support.plants import Pair, pair
+from ipc_handoff.tracing import Tracing
+from tests.support.plants import pair
+from tests.support.traces import Traced, assert_whole, attended_step, traced
 from tests.support.workloads import Shape
 
 WORKER = tuple(span.name for span in WORKER_SPANS)
@@ -37,87 +34,19 @@ EVERY_STAGE = {
 LAYERS = 3
 
 
-class Traced:
-    """What both sides exported, once the pair has ended."""
-
-    def __init__(self, ratio: float) -> None:
-        self._exporters = {side: InMemorySpanExporter() for side in ("worker", "service")}
-        self.tracings = {
-            side: Tracing(TraceSettings(side, ratio=ratio), [exporter])
-            for side, exporter in self._exporters.items()
-        }
-
-    def spans(self, side: str) -> list[ReadableSpan]:
-        """Step and stage spans; calls of the control plane are another trace each."""
-        found = self._exporters[side].get_finished_spans()
-        return [span for span in found if span.name.startswith("dsa.")]
-
-    def stages(self, side: str) -> Counter[str]:
-        return Counter(span.name for span in self.spans(side))
-
-    def by_step(self) -> dict[int, list[ReadableSpan]]:
-        """Spans of both sides."""
-        found = defaultdict(list)
-        for side in ("worker", "service"):
-            for span in self.spans(side):
-                assert span.attributes is not None
-                found[int(str(span.attributes["dsa.step"]))].append(span)
-        return dict(found)
-
-
-@contextmanager
-def traced(folder: Path, *, ratio: float = 1.0, **fields: Any) -> Iterator[tuple[Pair, Traced]]:
-    both = Traced(ratio)
-    with pair(
-        folder,
-        tracing=both.tracings["worker"],
-        observer=StepTelemetry(both.tracings["service"]),
-        **fields,
-    ) as running:
-        yield running, both
-    both.tracings["service"].close()
-
-
-def _attended_step(running: Pair) -> str:
-    """A step whose attention is stamped too; its trace's id."""
-    case = running.case()
-    running.checker.sources.append([])
-    with running.session.step(case.inputs, case.layers) as step:
-        for layer in case.layers:
-            source, out = running.ask(step, case, layer)
-            running.checker.check(step.number, layer, out, case, source)
-            with step.attending(layer):
-                pass
-    return step.trace_id
-
-
-def _assert_whole(spans: list[ReadableSpan]) -> ReadableSpan:
-    """One trace, every span ended inside of it, and under the step; the step's span."""
-    assert len({span.context.trace_id for span in spans}) == 1
-    (step,) = [span for span in spans if span.name == STEP_SPAN]
-    assert step.parent is None
-    for span in spans:
-        assert span.start_time and span.end_time
-        assert span.end_time >= span.start_time
-        if span is not step:
-            assert span.parent is not None
-            assert span.parent.span_id == step.context.span_id
-    return step
-
-
 def _status_of(spans: list[ReadableSpan], name: str) -> set[str]:
     return {str(s.attributes["dsa.status"]) for s in spans if s.name == name and s.attributes}
 
 
 def test_a_step_is_one_trace_with_every_stage_of_every_layer(tmp_path: Path) -> None:
     with traced(tmp_path) as (running, both):
-        ids = [_attended_step(running) for _ in range(4)]
+        ids = [attended_step(running) for _ in range(4)]
         running.checker.assert_right()
     assert len(set(ids)) == 4
     by_step = both.by_step()
     assert sorted(by_step) == [1, 2, 3, 4]
     for number, spans in by_step.items():
-        step = _assert_whole(spans)
+        step = assert_whole(spans)
         assert f"{step.context.trace_id:032x}" == ids[number - 1]
         assert step.status.status_code is StatusCode.UNSET
         counts = Counter(span.name for span in spans)
@@ -129,7 +58,7 @@ def test_a_step_is_one_trace_with_every_stage_of_every_layer(tmp_path: Path) -> 
 
 def test_stages_of_a_layer_follow_each_other_over_both_sides(tmp_path: Path) -> None:
     with traced(tmp_path) as (running, both):
-        _attended_step(running)
+        attended_step(running)
     by_layer = defaultdict(dict)
     for span in both.by_step()[1]:
         if span.name != STEP_SPAN:
@@ -162,7 +91,7 @@ def test_a_cancelled_step_says_so_and_ends_its_spans(tmp_path: Path) -> None:
                 source, _ = running.ask(step, case, layer)
                 assert source is Source.INLINE
     spans = both.by_step()[1]
-    step_span = _assert_whole(spans)
+    step_span = assert_whole(spans)
     assert step_span.status.status_code is StatusCode.UNSET
     gates = [span for span in spans if span.name == "dsa.gate"]
     assert _status_of(spans, "dsa.gate") == {"STEP_STATUS_CANCELLED"}
@@ -176,7 +105,7 @@ def test_an_engine_that_fails_shows_in_its_stage(tmp_path: Path) -> None:
         running.engine.fail = True
         assert set(running.step()) == {Source.INLINE}
     spans = both.by_step()[1]
-    _assert_whole(spans)
+    assert_whole(spans)
     assert _status_of(spans, "dsa.gate") == {"STEP_STATUS_FAILED"}
     (logits,) = [span for span in spans if span.name == "dsa.logits"]
     assert logits.status.status_code is StatusCode.ERROR
@@ -189,7 +118,7 @@ def test_an_error_of_the_engine_inside_a_step_is_the_steps_status(tmp_path: Path
         with pytest.raises(RuntimeError), running.session.step(case.inputs, case.layers):
             raise RuntimeError("of the engine")
         running.step()
-    step = _assert_whole(both.by_step()[1])
+    step = assert_whole(both.by_step()[1])
     assert step.status.status_code is StatusCode.ERROR
     assert step.events[-1].name == "exception"
 
@@ -235,15 +164,15 @@ def test_reports_that_cannot_be_read_end_the_span(
 def test_a_stalled_service_is_told_by_the_worker_as_incomplete(tmp_path: Path) -> None:
     """And by nobody else: it exports nothing of a step that was taken from it."""
     with traced(tmp_path, client={"wait_bound_seconds": 0.2}) as (running, both):
-        _attended_step(running)
+        attended_step(running)
         running.engine.hold()
-        _attended_step(running)
+        attended_step(running)
         running.engine.release()
         running.session.wait_attached(10)
-        _attended_step(running)
+        attended_step(running)
         running.checker.assert_right()
     spans = both.by_step()[2]
-    step = _assert_whole(spans)
+    step = assert_whole(spans)
     assert "detached" in {event.name for event in step.events}
     lost = [span for span in spans if span.name in SERVICE]
     assert {span.name for span in lost} == {"dsa.gate", "dsa.logits"}
@@ -251,14 +180,14 @@ def test_a_stalled_service_is_told_by_the_worker_as_incomplete(tmp_path: Path) -
     assert {span.resource.attributes["service.name"] for span in lost} == {"worker"}
     for number in (1, 3):
         found = both.by_step()[number]
-        _assert_whole(found)
+        assert_whole(found)
         assert not any("dsa.incomplete" in (span.attributes or {}) for span in found)
 
 
 def test_steps_that_are_not_sampled_export_nothing_on_either_side(tmp_path: Path) -> None:
     with traced(tmp_path, ratio=0.0) as (running, both):
         for _ in range(3):
-            assert _attended_step(running) == ""
+            assert attended_step(running) == ""
         running.checker.assert_right()
     assert not both.spans("worker")
     assert not both.spans("service")
@@ -271,6 +200,12 @@ def test_both_sides_keep_the_same_share_of_steps(tmp_path: Path) -> None:
     steps = {span.context.trace_id for span in both.spans("worker")}
     assert {span.context.trace_id for span in both.spans("service")} == steps
     assert 5 < len(steps) < 35
+
+
+def test_a_span_that_never_ends_is_seen(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=STEP_SPAN), traced(tmp_path) as (running, both):
+        running.step()
+        both.tracings["worker"].begin_step({"dsa.step": 99})
 
 
 def test_with_tracing_off_a_step_makes_no_opentelemetry_call(
@@ -291,7 +226,7 @@ def test_with_tracing_off_a_step_makes_no_opentelemetry_call(
                 monkeypatch.setattr(owner, name, forbidden)
         for _ in range(3):
             assert set(running.step()) == {Source.SERVICE}
-        assert _attended_step(running) == ""
+        assert attended_step(running) == ""
         running.checker.assert_right()
 
 
@@ -322,9 +257,11 @@ def test_overwritten_stamps_are_counted_and_not_shown(
             return True
 
         _stamps_overwritten(monkeypatch, chosen)
-        _attended_step(running)
-        _attended_step(running)
+        attended_step(running)
+        attended_step(running)
         running.checker.assert_right()
+        if side == "worker":
+            assert running.session.statistics.lost_stamps == 2
     assert rings and rings[0].lost == 2
     assert STEP_SPAN in both.stages("worker")
     shown = {"worker": WORKER, "service": SERVICE}[side]
@@ -334,14 +271,14 @@ def test_overwritten_stamps_are_counted_and_not_shown(
 
 def test_a_refused_plan_shows_no_stage_of_the_step_before_it(tmp_path: Path) -> None:
     with traced(tmp_path) as (running, both):
-        _attended_step(running)
+        attended_step(running)
         attachment = running.session._attachment
         assert attachment is not None
         plan = running.case().inputs.plan(1, attachment.epoch, [2])
         plan.trace.trace_id, plan.trace.span_id, plan.trace.flags = b"\1" * 16, b"\2" * 8, 1
         with pytest.raises(Exception, match=r"plan\.step"):
             attachment.select_top_k(plan)
-        _attended_step(running)
+        attended_step(running)
     assert all(status != "STEP_STATUS_REJECTED" for status in _statuses(both))
 
 

@@ -34,6 +34,11 @@ def _is_incomplete(span: dict[str, Any]) -> bool:
     return bool(span["attributes"].get("dsa.incomplete"))
 
 
+def _exported(session: Session) -> int:
+    assert session._attachment is not None
+    return session._attachment.bells.exported()
+
+
 def _waits_at_gate(session: Session, step: int, ordinal: int) -> bool:
     assert session._attachment is not None
     times = session._attachment.bank.control.service_stamps.read(step)
@@ -57,7 +62,7 @@ def test_the_worker_tells_of_a_service_that_died_in_the_step(
             with session.step(case.inputs, case.layers) as step:
                 for layer, query in case.queries.items():
                     if number == 3 and layer == 2:
-                        assert eventually(lambda: service_file.stat().st_size > 0)
+                        assert eventually(lambda: _exported(session) == 3)
                         assert eventually(lambda: _waits_at_gate(session, step.number, 1))
                         if stage == "behind its request":
                             service.freeze()

@@ -97,6 +97,7 @@ def use(memory: memoryview, worker: WorkerControl) -> None:
     service.bells.advance()
     service.bells.done(1, 5)
     service.bells.cancel(5)
+    service.bells.exported(5)
     service.bells.drained()
     service.service_stamps.begin(5)
     service.service_stamps.stamp(5, 0, 0)

@@ -23,6 +23,7 @@ WORKER: dict[str, tuple[tuple[int, ...], Written]] = {
     "is_cancelled": ((9,), None),
     "progress": ((), None),
     "is_drained": ((), None),
+    "exported": ((), None),
 }
 SERVICE: dict[str, tuple[tuple[int, ...], Written]] = {
     "published": ((), None),
@@ -32,9 +33,10 @@ SERVICE: dict[str, tuple[tuple[int, ...], Written]] = {
     "done": ((1, 9), ("dones", 1)),
     "cancel": ((9,), ("cancelled", 0)),
     "drained": ((), ("drained", 0)),
+    "exported": ((9,), ("exported", 0)),
 }
 WORKERS_AREAS = {"published", "requests", "detached"}
-SERVICES_AREAS = {"progress", "dones", "cancelled", "drained"}
+SERVICES_AREAS = {"progress", "dones", "cancelled", "drained", "exported"}
 
 
 def public_methods(bells: type) -> set[str]:
@@ -110,7 +112,7 @@ def test_words_of_all_bells_and_layers_are_on_cache_lines_of_their_own() -> None
     for bells, calls in (
         (WorkerBells, [("publish", (9,)), ("detach", ())]),
         (WorkerBells, [("request", (layer, 9)) for layer in range(LAYERS)]),
-        (ServiceBells, [("advance", ()), ("cancel", (9,)), ("drained", ())]),
+        (ServiceBells, [("advance", ()), ("cancel", (9,)), ("exported", (9,)), ("drained", ())]),
         (ServiceBells, [("done", (layer, 9)) for layer in range(LAYERS)]),
     ):
         make: Any = bells
@@ -147,6 +149,19 @@ def test_what_one_side_rings_the_other_reads(both: tuple[WorkerBells, ServiceBel
     assert not worker.is_drained()
     service.drained()
     assert worker.is_drained()
+
+
+def test_a_service_that_has_drained_stores_nothing_more(
+    both: tuple[WorkerBells, ServiceBells],
+) -> None:
+    """Its telemetry may be late, and the bank may already be another service's."""
+    worker, service = both
+    assert worker.exported() == 0
+    service.exported(6)
+    assert worker.exported() == 6
+    service.drained()
+    service.exported(7)
+    assert worker.exported() == 6
 
 
 class AtLeast(WorkerBells):

@@ -17,7 +17,7 @@ from tests.ipc_handoff.support import GEOMETRY
 
 # Change it together with LAYOUT_VERSION only.
 GOLDEN_VERSION = 1
-GOLDEN_FINGERPRINT = 0xC1215092585C1C9C
+GOLDEN_FINGERPRINT = 0x6317D5432864F6A8
 
 geometries = st.builds(
     HandoffGeometry,
