@@ -26,7 +26,6 @@ _KILLED_LAYER = 1
 # Steps before the service is started again: they must be computed inline.
 _STEPS_WITHOUT_SERVICE = 3
 _ATTACH_SECONDS = 20.0
-_EXPORTED_AFTER_SECONDS = 1.0
 
 Progress = Callable[[str], None]
 
@@ -73,9 +72,8 @@ class _Demo:
         self._settings = ClientSettings(address=address, trace_file=trace_file)
         self.service = ServiceProcess(address, trace_file, log)
         self.result = DemoResult(trace_file)
-        # When each traced step that the service answered ended, by trace id.
-        self._traces: dict[str, float] = {}
-        self._at_risk: set[str] = set()
+        # Of the traced steps that the service answered.
+        self._traces: set[str] = set()
 
     def run(self, varied_steps: int) -> None:
         self._progress("starting the service")
@@ -190,7 +188,6 @@ class _Demo:
             if kill and layer == _KILLED_LAYER:
                 step.stage(layer, query.q, query.weights)
                 self.service.kill()
-                self._forget_unexported()
                 answered = step.wait(layer)
                 if not answered:
                     step.compute_inline(layer, query.q, query.weights)
@@ -236,14 +233,7 @@ class _Demo:
 
     def _note_trace(self, step: Step, source: Source) -> None:
         if source is Source.SERVICE:
-            self._traces[step.trace_id] = time.monotonic()
-
-    def _forget_unexported(self) -> None:
-        """Spans are exported a few times a second; a killed service takes its last ones along."""
-        limit = time.monotonic() - _EXPORTED_AFTER_SECONDS
-        at_risk = {trace for trace, ended in self._traces.items() if ended > limit}
-        self._at_risk |= at_risk
-        self._traces = {trace: ended for trace, ended in self._traces.items() if ended <= limit}
+            self._traces.add(step.trace_id)
 
     def _ending(self) -> None:
         mapped = self.service.mapped_bytes()
@@ -259,10 +249,8 @@ class _Demo:
         spans = read_spans(self.result.trace_file)
         self.result.stages = stage_times(spans)
         whole = whole_traces(spans)
-        required = set(self._traces)
         self.result.check(
             "every step that the service answered is one trace over both processes",
-            required <= whole,
-            f"{len(required & whole)} of {len(required)} traces have every stage; and "
-            f"{len(self._at_risk & whole)} of {len(self._at_risk)} that ended just before the kill",
+            self._traces <= whole,
+            f"{len(self._traces & whole)} of {len(self._traces)} traces have every stage",
         )
