@@ -45,6 +45,9 @@ class StepStream:
             ServiceError: an unknown, stale or ended session; RESOURCE_EXHAUSTED for a client
                 that does not read its reports, or sends no plan at all.
         """
+        # By itself: broken off together with the first report, gRPC would send it once more with
+        # the stream's end, fail in that, and leave the client waiting for good.
+        await self._context.send_initial_metadata(())
         self._start(self._read(requests))
         writer = self._start(self._write())
         try:

@@ -203,6 +203,18 @@ def test_a_client_that_stops_reading_loses_its_stream_only(settings: Settings) -
         other.leave()
 
 
+def test_a_stream_whose_first_report_cannot_be_sent_ends(settings: Settings) -> None:
+    with running(settings.model_copy(update={"report_write_seconds": 1e-9})) as service:
+        worker = Worker(service).attach()
+        stream = Stream(worker)
+        stream.send(worker.plan(layers=[99]))
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "stream", "not read"):
+            for _ in range(2):
+                stream.report()
+        stream.finish()
+        worker.leave()
+
+
 def test_a_client_that_reads_is_never_said_not_to(settings: Settings) -> None:
     """The end of a stream is no report: it needs no room among them."""
     with running(settings.model_copy(update={"unread_reports": 1})) as service:
