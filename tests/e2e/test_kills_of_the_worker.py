@@ -1,11 +1,15 @@
 """A worker killed or frozen at random moments, while another worker's steps go on."""
 
+import os
 import random
 import time
+from pathlib import Path
+
+import pytest
 
 from indexer_client import ClientSettings, Source
 from tests.e2e.conftest import Start
-from tests.support.processes import eventually, nothing_mapped
+from tests.support.processes import eventually, left_in, nothing_mapped
 from tests.support.runs import SOON, Run, later, running
 from tests.support.workers import WorkerProcess
 
@@ -23,10 +27,21 @@ def _until_answered(worker: WorkerProcess, bystander: Run, more: int) -> None:
     assert worker.is_alive
 
 
+def _shared_files() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "dsa" in name}
+
+
+@pytest.mark.parametrize("signalling", ["ring", "stream"])
 def test_killed_at_random_moments(
-    start: Start, client_settings: ClientSettings, moments: random.Random
+    signalling: str,
+    start: Start,
+    socket: Path,
+    client_settings: ClientSettings,
+    moments: random.Random,
 ) -> None:
-    service = start()
+    service, shared = start(), _shared_files()
+    files = set(left_in(socket.parent))
+    client_settings = client_settings.model_copy(update={"signalling": signalling})
     seed = moments.randrange(2**20)
     with running(client_settings.model_copy(update=PATIENT), seed) as bystander:
         bystander.attached_steps(SOON)
@@ -47,7 +62,10 @@ def test_killed_at_random_moments(
         assert bystander.session.statistics.inline_layers == 0
     bystander.checker.assert_right()
     assert eventually(lambda: nothing_mapped(service))
+    assert _shared_files() == shared
+    assert set(left_in(socket.parent)) == files
     assert service.stop() == 0
+    assert left_in(socket.parent) == []
 
 
 def test_frozen_and_thawed_at_random_moments(
