@@ -224,3 +224,5 @@ def _tracing(settings: Settings) -> Tracing | None:
         raise StartError(
             f"trace_file: {settings.trace_file}: {error.strerror} (fix: a file that can be written)"
         ) from None
+    except ValueError as error:
+        raise StartError(str(error)) from None

@@ -6,6 +6,7 @@ With nothing chosen `start` returns None, and callers do nothing but test for it
 """
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from pathlib import Path
 
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import (
@@ -32,6 +32,7 @@ from ipc_handoff.stages import STEP_SPAN, StageSpan
 Times = Sequence[Sequence[int]]
 Attributes = Mapping[str, str | int | bool | float]
 
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _QUEUED_SPANS = 65536
 _LOOKS = 3
@@ -54,20 +55,51 @@ class TraceSettings:
 
 
 def start(settings: TraceSettings) -> "Tracing | None":
-    """Tracing as the settings and the `OTEL_*` variables want it; None: off."""
-    exporters: list[SpanExporter] = []
+    """Tracing as the settings and the `OTEL_*` variables want it; None: off.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: a variable asks for an exporter that is not here; names it and the fix.
+    """
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
-    wants_otlp = "otlp" in os.environ.get("OTEL_TRACES_EXPORTER", "")
-    if wants_otlp or any(os.environ.get(name) for name in _OTLP_VARIABLES):
-        exporters.append(OTLPSpanExporter())
+    wanted = _wanted_exporters()
+    exporters: list[SpanExporter] = []
+    if "otlp" in wanted:
+        exporters.append(_otlp_exporter())
     if settings.file is not None:
         # One line a write, appended: both processes may share the file.
         lines = settings.file.open("a", buffering=1)
         exporters.append(ConsoleSpanExporter(out=lines, formatter=_json_line))
-    if settings.console:
-        exporters.append(ConsoleSpanExporter())
+    if settings.console or "console" in wanted:
+        exporters.append(ConsoleSpanExporter(out=sys.stdout))
     return Tracing(settings, exporters) if exporters else None
+
+
+def _wanted_exporters() -> set[str]:
+    """What `OTEL_TRACES_EXPORTER` names; without it OTLP, if an endpoint is given."""
+    named = os.environ.get("OTEL_TRACES_EXPORTER", "")
+    if not named:
+        return {"otlp"} if any(os.environ.get(name) for name in _OTLP_VARIABLES) else set()
+    wanted = {name.strip() for name in named.split(",")} - {"none"}
+    if unknown := wanted - {"otlp", "console"}:
+        raise ValueError(
+            f"OTEL_TRACES_EXPORTER: {min(unknown)!r} is not here (fix: otlp, console or none)"
+        )
+    return wanted
+
+
+def _otlp_exporter() -> SpanExporter:
+    protocol = next(filter(None, map(os.environ.get, _PROTOCOL_VARIABLES)), "grpc")
+    if protocol != "grpc":
+        raise ValueError(
+            f"{_PROTOCOL_VARIABLES[1]}: {protocol!r} is not here (fix: grpc, which collectors take "
+            "at port 4317)"
+        )
+    # Imported here: its stubs need a protobuf of their own time.
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter()
 
 
 def _json_line(span: ReadableSpan) -> str:
@@ -82,11 +114,12 @@ class Tracing:
     """
 
     def __init__(self, settings: TraceSettings, exporters: Iterable[SpanExporter]) -> None:
+        name = os.environ.get("OTEL_SERVICE_NAME") or settings.service_name
+        sampler = ParentBased(TraceIdRatioBased(settings.ratio))
         self._provider = TracerProvider(
-            resource=Resource.create(
-                {"service.name": settings.service_name, "process.pid": os.getpid()}
-            ),
-            sampler=ParentBased(TraceIdRatioBased(settings.ratio)),
+            resource=Resource.create({"service.name": name, "process.pid": os.getpid()}),
+            # Without one of ours the SDK takes the one that the variables name.
+            sampler=None if os.environ.get("OTEL_TRACES_SAMPLER") else sampler,
             shutdown_on_exit=False,
         )
         for exporter in exporters:

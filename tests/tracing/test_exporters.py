@@ -1,0 +1,150 @@
+"""Where spans go: what the settings and the standard `OTEL_*` variables choose."""
+
+import json
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_rpc
+
+from indexer_service.errors import StartError
+from indexer_service.server import run
+from indexer_service.settings import Settings
+from ipc_handoff.tracing import TraceSettings, Tracing, start
+
+
+class Receiver(otlp_rpc.TraceServiceServicer):
+    """An OTLP collector that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, str, bytes]] = []
+        self._server = grpc.server(futures.ThreadPoolExecutor(2))
+        otlp_rpc.add_TraceServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+
+    def Export(
+        self, request: otlp.ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> otlp.ExportTraceServiceResponse:
+        for resource in request.resource_spans:
+            names = {item.key: item.value.string_value for item in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                self.spans += [
+                    (names["service.name"], span.name, span.trace_id) for span in scope.spans
+                ]
+        return otlp.ExportTraceServiceResponse()
+
+    def close(self) -> None:
+        self._server.stop(None)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OTEL_SERVICE_NAME", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def step_of(tracing: Tracing | None) -> str:
+    """Trace one step and export it; its trace id."""
+    assert tracing is not None
+    trace = tracing.begin_step({"dsa.step": 1})
+    assert trace is not None
+    trace.end()
+    tracing.close()
+    return trace.trace_id
+
+
+def test_without_a_wish_tracing_is_off() -> None:
+    assert start(TraceSettings("x")) is None
+
+
+@pytest.mark.parametrize("exporter", [None, "otlp"])
+def test_an_otlp_endpoint_gets_the_spans(
+    exporter: str | None, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{receiver.port}")
+    if exporter is not None:
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", exporter)
+    trace_id = step_of(start(TraceSettings("ours")))
+    assert receiver.spans == [("ours", "dsa.step", bytes.fromhex(trace_id))]
+
+
+def test_the_service_name_of_the_environment_wins(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{receiver.port}")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "node7")
+    step_of(start(TraceSettings("ours")))
+    assert receiver.spans[0][0] == "node7"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OTEL_TRACES_EXPORTER", "none"), ("OTEL_SDK_DISABLED", "true")]
+)
+def test_tracing_can_be_switched_off(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(name, value)
+    assert start(TraceSettings("x")) is None
+
+
+def test_the_console_by_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    trace_id = step_of(start(TraceSettings("x")))
+    assert trace_id in capsys.readouterr().out
+
+
+def test_a_file_gets_one_json_object_a_line(tmp_path: Path) -> None:
+    ids = [step_of(start(TraceSettings("x", file=tmp_path / "t"))) for _ in range(2)]
+    lines = [json.loads(line) for line in (tmp_path / "t").read_text().splitlines()]
+    assert [line["context"]["trace_id"] for line in lines] == [f"0x{trace}" for trace in ids]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sampler", "sampled"),
+    [(1.0, None, True), (0.0, None, False), (0.0, "always_on", True), (1.0, "always_off", False)],
+)
+def test_the_ratio_samples_unless_a_variable_names_a_sampler(
+    ratio: float,
+    sampler: str | None,
+    sampled: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if sampler is not None:
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    tracing = start(TraceSettings("x", file=tmp_path / "t", ratio=ratio))
+    assert tracing is not None
+    trace = tracing.begin_step({})
+    assert (trace is not None) is sampled
+    if trace is not None:
+        trace.end()
+    tracing.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("OTEL_TRACES_EXPORTER", "zipkin"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")],
+)
+def test_an_exporter_that_is_not_here_is_named_and_stops_the_service(
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=rf"^{name}: '{value}' is not here \(fix: "):
+        start(TraceSettings("x"))
+    with pytest.raises(StartError, match=name):
+        run(Settings(address=f"unix:{tmp_path}/d/i.sock"))
