@@ -71,7 +71,7 @@ class InlineSelector:
         self._k_caches = dict(k_caches)
         self._top_k = positive("top_k", top_k)
         self._workspace = workspace
-        self._on_faults = on_faults or self._log_faults
+        self._on_faults = on_faults
         self._logged: set[str] = set()
         # A step's table serves all layers: what the shortest cache holds is in all of them.
         self._pages = min((len(k_cache) for k_cache in k_caches.values()), default=0)
@@ -106,7 +106,8 @@ class InlineSelector:
             exact_seq_lens=inputs.exact_seq_lens,
         )
         if checked.faults:
-            self._on_faults(layer, checked.faults)
+            # Chosen here: kept, a method of its own would hold the caches in a circle.
+            (self._on_faults or self._log_faults)(layer, checked.faults)
         select_step(
             q,
             weights,

@@ -86,7 +86,7 @@ def test_a_trace_file_of_the_demo_that_cannot_be_written_ends_in_one_line() -> N
 
 
 def test_half_a_tls_configuration_ends_in_one_line_with_field_and_fix() -> None:
-    result = invoke("status", "--address", "127.0.0.1:1", DSA_INDEXER_TLS_KEY="/k.pem")
+    result = invoke("status", "--address", "127.0.0.1:1", DSA_INDEXER_CLIENT_TLS_KEY="/k.pem")
     assert result.exit_code == 2
     line = one_line(result.stderr)
-    assert line.startswith("error: tls_certificate: ") and "(fix: " in line
+    assert line.startswith("error: client_tls_certificate: ") and "(fix: " in line
