@@ -159,7 +159,7 @@ def test_a_bank_is_retired_until_its_old_service_has_drained(
 
 def test_without_retirement_the_check_turns_red(tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.MonkeyPatch.context() as plant:
-        plant.setattr(BankPool, "retire", lambda pool, bank, writer: pool.give_back(bank))
+        plant.setattr(BankPool, "retire", lambda pool, bank, *_: pool.give_back(bank))
         # The old service rings its end in the same memory, which its successor also uses.
         plant.setattr(ServiceBells, "drained", lambda bells: None)
         wrong, sources = _late_write(tmp_path, monkeypatch)
