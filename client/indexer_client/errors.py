@@ -70,4 +70,7 @@ def from_rpc_error(error: grpc.RpcError) -> IndexerError:
     """The typed form of what a stub raised."""
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        # gRPC refuses before the service sees the message, in words of its own.
+        details = f"message: {details} (fix: smaller, or raise the service's max_message_bytes)"
     return _BY_CODE.get(code, IndexerError)(details)

@@ -90,3 +90,11 @@ def test_a_call_on_a_closed_channel_is_unavailable(tmp_path: Path) -> None:
     control_plane.close()
     with pytest.raises(ServiceUnavailable):
         control_plane.keep_alive(pb.KeepAliveRequest())
+
+
+def test_a_message_that_is_too_long_is_refused_with_field_and_fix(
+    refusing: tuple[Refusing, ControlPlane],
+) -> None:
+    _, control_plane = refusing
+    with pytest.raises(LimitExceeded, match=r"^message: .* \(fix: .*max_message_bytes\)$"):
+        control_plane.keep_alive(pb.KeepAliveRequest(session_id="x" * (5 << 20)))
