@@ -34,14 +34,14 @@ def check_opened(request: pb.OpenSessionRequest, opened: pb.OpenSessionResponse)
         ),
         (
             "placement",
-            _placement(opened.placement),
-            _placement(pb.PLACEMENT_CPU),
+            _name(pb.Placement, opened.placement),
+            _name(pb.Placement, pb.PLACEMENT_CPU),
             "a service on the CPU: this worker shares host memory",
         ),
         (
             "signalling",
-            _signalling(opened.signalling),
-            _signalling(request.signalling),
+            _name(pb.Signalling, opened.signalling),
+            _name(pb.Signalling, request.signalling),
             "another `signalling` in the client's settings",
         ),
     ):
@@ -51,13 +51,5 @@ def check_opened(request: pb.OpenSessionRequest, opened: pb.OpenSessionResponse)
             )
 
 
-def _placement(value: int) -> str:
-    if value in pb.Placement.values():
-        return pb.Placement.Name(value)
-    return str(value)
-
-
-def _signalling(value: int) -> str:
-    if value in pb.Signalling.values():
-        return pb.Signalling.Name(value)
-    return str(value)
+def _name(enum: "type[pb.Placement] | type[pb.Signalling]", value: int) -> str:
+    return enum.Name(value) if value in enum.values() else str(value)

@@ -11,7 +11,8 @@ from indexer_client import AttachRefused, ClientSettings, Session, Source
 from indexer_client.control_plane import ControlPlane
 from indexer_service.settings import Settings
 from tests.service.support import running as service_running
-from tests.support.plants import SOON, eventually
+from tests.support.plants import SOON
+from tests.support.waiting import eventually
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 Change = Callable[[pb.OpenSessionResponse], None]

@@ -15,7 +15,8 @@ from indexer_client.errors import REFUSALS
 from indexer_service.settings import Settings
 from ipc_handoff.banks import BankPool, HostBank
 from tests.service.support import running as service_running
-from tests.support.plants import SOON, eventually, pair
+from tests.support.plants import SOON, pair
+from tests.support.waiting import eventually
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 

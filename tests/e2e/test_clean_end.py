@@ -10,7 +10,8 @@ import pytest
 
 from indexer_client import ClientSettings, Session
 from tests.e2e.conftest import Start
-from tests.support.processes import descriptors, eventually, mapped_memories
+from tests.support.processes import descriptors, mapped_memories
+from tests.support.waiting import eventually
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 

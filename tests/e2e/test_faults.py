@@ -15,8 +15,9 @@ from indexer_client.attachment import Attachment
 from ipc_handoff.layout import RING_CAPACITY
 from tests.e2e.conftest import Start
 from tests.service.support import running as service_running
-from tests.support.plants import SOON, Pair, Settings, eventually, pair
+from tests.support.plants import SOON, Pair, Settings, pair
 from tests.support.runs import running as in_this_process
+from tests.support.waiting import eventually
 from tests.support.workloads import Case, RandomSteps, Shape
 
 Patch = pytest.MonkeyPatch

@@ -18,7 +18,8 @@ from indexer_service.step_executor import StepCancelled, StepExecutor
 from ipc_handoff.banks import BankPool
 from ipc_handoff.doorbells import ServiceBells, WorkerBells
 from tests.service.support import running as service_running
-from tests.support.plants import SOON, HeldEngine, Pair, Settings, eventually, pair
+from tests.support.plants import SOON, HeldEngine, Pair, Settings, pair
+from tests.support.waiting import eventually
 from tests.support.workloads import Shape
 
 Patch = pytest.MonkeyPatch

@@ -9,8 +9,9 @@ import pytest
 
 from indexer_client import ClientSettings, Session, Source
 from tests.e2e.conftest import Start
-from tests.support.processes import descriptors, eventually, left_in, nothing_mapped
+from tests.support.processes import descriptors, left_in, nothing_mapped
 from tests.support.runs import SOON, later, running
+from tests.support.waiting import eventually
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 MOMENTS = 20
@@ -39,7 +40,7 @@ def test_killed_at_random_moments(
     with running(settings, moments.randrange(2**20)) as run:
         run.attached_steps(SOON)
         few = 0
-        for number in range(MOMENTS if signalling == "ring" else MOMENTS // 2):
+        for number in range(MOMENTS):
             timer = later(moments.uniform(0, LONGEST_MOMENT), service.kill)
             run.until_detached()
             timer.join()
@@ -69,7 +70,7 @@ def test_frozen_and_thawed_at_random_moments(
     with running(settings, moments.randrange(2**20)) as run:
         run.attached_steps(SOON)
         few = theirs = 0
-        for number in range(MOMENTS if signalling == "ring" else MOMENTS // 2):
+        for number in range(MOMENTS):
             timer = later(moments.uniform(0, LONGEST_MOMENT), service.freeze)
             detached = run.session.statistics.detachments
             run.until_detached()

@@ -9,8 +9,9 @@ import pytest
 
 from indexer_client import ClientSettings, Source
 from tests.e2e.conftest import Start
-from tests.support.processes import eventually, left_in, nothing_mapped
+from tests.support.processes import left_in, nothing_mapped
 from tests.support.runs import SOON, Run, later, running
+from tests.support.waiting import eventually
 from tests.support.workers import WorkerProcess
 
 MOMENTS = 20

@@ -11,9 +11,9 @@ from indexer_client import ClientSettings, Session, Source
 from ipc_handoff.stages import SERVICE_SPANS
 from tests.e2e.conftest import Start
 from tests.support.plants import pair
-from tests.support.processes import eventually
 from tests.support.runs import SOON
 from tests.support.traces import traced
+from tests.support.waiting import eventually
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 SHAPE = Shape(layers=(1, 2, 3))

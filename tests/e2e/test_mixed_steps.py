@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -11,7 +11,8 @@ import torch
 
 from indexer_client import ClientSettings, Session, Source
 from tests.e2e.conftest import Start
-from tests.support.processes import eventually, nothing_mapped
+from tests.support.processes import nothing_mapped
+from tests.support.waiting import eventually
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 # Far more than any step takes, also on a busy machine.
@@ -138,6 +139,20 @@ class _Crowd:
             self.checkers.append(checker)
 
 
+def _together(crowd: _Crowd, works: Sequence[Callable[[int, float], None]], seconds: float) -> None:
+    """Run every work in a thread of its own; what fails in one fails here."""
+    threads = [
+        threading.Thread(target=work, args=(number, seconds)) for number, work in enumerate(works)
+    ]
+    with ExitStack() as ended:
+        for thread in threads:
+            thread.start()
+            ended.callback(thread.join, 60)
+    assert not any(thread.is_alive() for thread in threads)
+    if crowd.failures:
+        raise crowd.failures[0]
+
+
 def _silence_keep_alives(patch: pytest.MonkeyPatch, share: random.Random) -> None:
     """One call in two is never made, so that leases run out while steps run."""
     from indexer_client.attachment import Attachment
@@ -149,6 +164,23 @@ def _silence_keep_alives(patch: pytest.MonkeyPatch, share: random.Random) -> Non
             renew(attachment)
 
     patch.setattr(Attachment, "keep_alive", sometimes)
+
+
+def test_eight_workers_at_once_are_all_answered_by_the_service(
+    start: Start, client_settings: ClientSettings, moments: random.Random
+) -> None:
+    service = start(gate_bound_seconds=20.0)
+    # Nobody is killed here, so a bound that a busy machine does not reach costs nothing.
+    settings = client_settings.model_copy(
+        update={"wait_bound_seconds": 20.0, "rpc_timeout_seconds": 20.0}
+    )
+    crowd = _Crowd(moments.randrange(2**20), settings)
+    _together(crowd, [crowd.steady] * 8, seconds=4.0)
+    assert len(crowd.checkers) == 8
+    for checker in crowd.checkers:
+        checker.assert_right()
+        assert {source for step in checker.sources for source in step} == {Source.SERVICE}
+    assert eventually(lambda: nothing_mapped(service))
 
 
 def test_eight_workers_of_different_geometries_while_sessions_come_and_go(
@@ -164,17 +196,7 @@ def test_eight_workers_of_different_geometries_while_sessions_come_and_go(
         update={"wait_bound_seconds": 5.0, "rpc_timeout_seconds": 5.0}
     )
     crowd = _Crowd(moments.randrange(2**20), settings)
-    threads = [
-        threading.Thread(target=work, args=(number, 8.0))
-        for number, work in enumerate([crowd.steady] * 6 + [crowd.restless] * 2)
-    ]
-    with ExitStack() as ended:
-        for thread in threads:
-            thread.start()
-            ended.callback(thread.join, 60)
-    assert not any(thread.is_alive() for thread in threads)
-    if crowd.failures:
-        raise crowd.failures[0]
+    _together(crowd, [crowd.steady] * 6 + [crowd.restless] * 2, seconds=8.0)
     for checker in crowd.checkers:
         checker.assert_right()
     assert len(crowd.checkers) > 8

@@ -10,8 +10,9 @@ from indexer_client import ClientSettings, IndexerError
 from indexer_client.control_plane import ControlPlane
 from ipc_handoff.banks import ANSWERS, HostBank
 from tests.e2e.conftest import Start
-from tests.support.processes import eventually, left_in, nothing_mapped
+from tests.support.processes import left_in, nothing_mapped
 from tests.support.runs import SOON, Run, later, running
+from tests.support.waiting import eventually
 
 LONGEST_MOMENT = 0.08
 

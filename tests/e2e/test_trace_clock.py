@@ -7,8 +7,9 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 from ipc_handoff.stages import SERVICE_SPANS
-from tests.support.plants import Pair, eventually
+from tests.support.plants import Pair
 from tests.support.traces import assert_whole, attended_step, traced
+from tests.support.waiting import eventually
 
 SERVICE = {span.name for span in SERVICE_SPANS}
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ipc_handoff.descriptors import DescriptorConnection, DescriptorServer, Inbox
-from tests.ipc_handoff.support import eventually
+from tests.support.waiting import eventually
 
 NONCE = bytes(range(16))
 OTHER = bytes(range(100, 116))

@@ -5,12 +5,12 @@ import mmap
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ipc_handoff.layout import HandoffGeometry
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,16 +100,6 @@ def peer(name: str, *arguments: object, descriptors: tuple[int, ...] = ()) -> It
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether the condition holds before the time is over."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 @contextmanager

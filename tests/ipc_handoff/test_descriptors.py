@@ -20,7 +20,8 @@ from tests.ipc_handoff.descriptor_peers import (
     packet,
     same_file,
 )
-from tests.ipc_handoff.support import eventually, no_descriptor_leaks, open_descriptors, peer
+from tests.ipc_handoff.support import no_descriptor_leaks, open_descriptors, peer
+from tests.support.waiting import eventually
 
 # The good case.
 

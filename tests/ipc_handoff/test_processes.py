@@ -10,7 +10,8 @@ import time
 import pytest
 
 from ipc_handoff.processes import ProcessWatch
-from tests.ipc_handoff.support import eventually, no_descriptor_leaks, peer
+from tests.ipc_handoff.support import no_descriptor_leaks, peer
+from tests.support.waiting import eventually
 
 
 def test_a_killed_process_is_dead_and_a_living_one_is_not() -> None:

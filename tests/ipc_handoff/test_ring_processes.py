@@ -8,7 +8,8 @@ import pytest
 
 from ipc_handoff.errors import RingFull, RingLapped
 from ipc_handoff.ring import RingConsumer, RingProducer
-from tests.ipc_handoff.support import RawMemory, content, eventually, peer, size_of
+from tests.ipc_handoff.support import RawMemory, content, peer, size_of
+from tests.support.waiting import eventually
 
 HEAD = 16
 MESSAGES = 20_000

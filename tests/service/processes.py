@@ -11,7 +11,7 @@ import grpc
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
-from tests.service.support import eventually
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = """

@@ -4,9 +4,8 @@ import asyncio
 import gc
 import os
 import threading
-import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -281,16 +280,6 @@ def refused(code: grpc.StatusCode, field: str, *parts: str) -> Iterator[None]:
     assert details.startswith(f"{field}: "), seen
     assert "(fix: " in details, seen
     assert all(part in details for part in parts), seen
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether `condition` becomes true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def mappings_before() -> int:

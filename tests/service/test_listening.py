@@ -18,14 +18,8 @@ from indexer_service.errors import StartError
 from indexer_service.listening import create_listener
 from indexer_service.settings import Settings
 from tests.service.processes import ServiceProcess, is_served_by
-from tests.service.support import (
-    LocalService,
-    Worker,
-    eventually,
-    open_request,
-    refused,
-    running,
-)
+from tests.service.support import LocalService, Worker, open_request, refused, running
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

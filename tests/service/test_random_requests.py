@@ -20,14 +20,8 @@ from ipc_handoff.banks import BANK_REGIONS
 from ipc_handoff.descriptors import FIRST_REGION_TOKEN
 from ipc_handoff.errors import DescriptorRefused
 from tests.service.mutations import mutate
-from tests.service.support import (
-    K_CACHE_TOKEN,
-    LocalService,
-    Worker,
-    eventually,
-    open_request,
-    running,
-)
+from tests.service.support import K_CACHE_TOKEN, LocalService, Worker, open_request, running
+from tests.support.waiting import eventually
 
 REQUESTS = 2150
 PREFIX = "/dsa_indexer.v1.IndexerService/"

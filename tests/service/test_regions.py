@@ -14,11 +14,11 @@ from tests.service.support import (
     K_CACHE_TOKEN,
     Worker,
     descriptors,
-    eventually,
     mappings,
     mappings_before,
     refused,
 )
+from tests.support.waiting import eventually
 
 MakeWorker = Callable[..., Worker]
 

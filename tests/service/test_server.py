@@ -29,14 +29,8 @@ from indexer_service.settings import Settings
 from indexer_service.socket_directory import SocketDirectory
 from indexer_service.status import StatusReporter
 from tests.service.processes import ServiceProcess, is_served_by
-from tests.service.support import (
-    LocalService,
-    Worker,
-    eventually,
-    open_request,
-    refused,
-    running,
-)
+from tests.service.support import LocalService, Worker, open_request, refused, running
+from tests.support.waiting import eventually
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -18,13 +18,13 @@ from tests.service.support import (
     LocalService,
     Worker,
     descriptors,
-    eventually,
     mappings,
     mappings_before,
     open_request,
     refused,
     running,
 )
+from tests.support.waiting import eventually
 
 FAILED = grpc.StatusCode.FAILED_PRECONDITION
 MakeWorker = Callable[..., Worker]

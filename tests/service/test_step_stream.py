@@ -13,7 +13,8 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
 from indexer_service.sessions import Session
 from indexer_service.settings import Settings
-from tests.service.support import Worker, eventually, refused, running
+from tests.service.support import Worker, refused, running
+from tests.support.waiting import eventually
 
 MakeWorker = Callable[..., Worker]
 FAILED = grpc.StatusCode.FAILED_PRECONDITION

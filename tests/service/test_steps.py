@@ -17,7 +17,8 @@ from indexer_service.session_steps import SessionSteps, StepResources
 from indexer_service.settings import Settings
 from ipc_handoff.layout import RING_CAPACITY
 from ipc_handoff.stamps import StampRing
-from tests.service.support import GEOMETRY, LocalService, Worker, eventually, running
+from tests.service.support import GEOMETRY, LocalService, Worker, running
+from tests.support.waiting import eventually
 
 
 def test_a_slot_that_a_newer_step_took_is_no_fault_of_the_older(

@@ -16,7 +16,7 @@ from indexer_service.engines.cpu import CpuEngine
 from indexer_service.settings import Settings
 from tests.service.support import LocalService
 from tests.service.support import running as service_running
-from tests.support.processes import eventually
+from tests.support.waiting import eventually
 from tests.support.workloads import Case, Checker, RandomSteps, Shape
 
 SOON = 10.0

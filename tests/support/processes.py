@@ -150,16 +150,6 @@ class ServiceProcess(Process):
             return False
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether `condition` becomes true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def nothing_mapped(service: ServiceProcess) -> bool:
     """Whether the service has no session and no memory of one."""
     status = service.status()
