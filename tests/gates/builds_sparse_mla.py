@@ -3,6 +3,7 @@
 from typing import Any
 
 from attention_worker.kernels.sparse_mla import plan
+from indexer_service.kernels.architecture import native_fp8
 from tests.gates.kernels import ARCHITECTURES, Build
 
 _HERE = "attention_worker.kernels.sparse_mla"
@@ -40,7 +41,7 @@ def _attend(heads: int, tokens: int, cache: str, architectures: tuple[int, ...])
         del constants["ROPE"]  # always there
     if chosen.form == "portable":
         kernel = f"{_HERE}.split:split_kernel"
-        native = plan.native_fp8(architectures[0])
+        native = native_fp8(architectures[0])
         constants |= dict(STAGES=chosen.buffers, FP8=fp8, NATIVE=native, VECTOR=16 if fp8 else 8)
     else:
         constants |= dict(num_warps=chosen.warps)

@@ -52,14 +52,6 @@ def test_what_sm90_cannot_align_falls_back_to_the_portable_kernel() -> None:
     assert choose(8, 64, fp8=True, aligned=False).form == "portable"
 
 
-def test_the_environment_forces_an_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert plan.architecture((9, 0)) == 90
-    monkeypatch.setenv(plan.FORCE_ARCH, "80")
-    assert plan.architecture((9, 0)) == 80
-    assert not plan.native_fp8(80)
-    assert plan.native_fp8(89)
-
-
 @pytest.mark.parametrize(
     ("value", "means"), [(None, False), ("", False), ("0", False), ("1", True)]
 )

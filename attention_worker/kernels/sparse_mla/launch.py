@@ -10,6 +10,7 @@ from attention_worker.kernels.sparse_mla.layout import LATENT
 from attention_worker.kernels.sparse_mla.merge import merge_kernel
 from attention_worker.kernels.sparse_mla.plan import Plan
 from attention_worker.kernels.sparse_mla.split import split_kernel
+from indexer_service.kernels.architecture import HOPPER, architecture, native_fp8, processors
 
 _LOG2_E = 1.4426950408889634
 _LAST_INT32 = 2**31 - 1
@@ -33,7 +34,7 @@ def attend(
         out.zero_()
         lse.fill_(-torch.inf)
         return
-    arch = planning.architecture(capability(parts[0].device))
+    arch = architecture(parts[0].device)
     plan = planning.choose(
         tokens, heads, k, arch=arch, processors=processors(parts[0].device),
         fp8=kv_cache.dtype == torch.uint8, aligned=_vector(kv_cache) > 1, splits=num_kv_splits,
@@ -74,7 +75,7 @@ def _launch(
     partial = torch.empty((*shape, LATENT), dtype=kept, device=out.device)
     blocks, page, _ = kv_cache.shape
     block_stride, token_stride, _ = kv_cache.stride()
-    dependent = arch >= 90
+    dependent = arch >= HOPPER
     kernel, constants = _kernel(plan, arch, kv_cache, rope is not None)
     if rope is None:
         rope = latent
@@ -117,7 +118,7 @@ def _kernel(plan: Plan, arch: int, kv_cache: Tensor, rope: bool) -> tuple[Any, d
         "ROPE": rope,
         "STAGES": plan.buffers,
         "FP8": kv_cache.dtype == torch.uint8,
-        "NATIVE": planning.native_fp8(arch),
+        "NATIVE": native_fp8(arch),
         "VECTOR": _vector(kv_cache),
     }
 
@@ -144,15 +145,3 @@ def _aligned(part: Tensor) -> Tensor:
     if value == 1 and not (part.data_ptr() % _VECTOR_BYTES or token % 16 or head % 16):
         return part
     return part.clone(memory_format=torch.contiguous_format)
-
-
-def capability(device: torch.device) -> tuple[int, int] | None:
-    """Of the GPU, None without one (the interpreter)."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-
-
-def processors(device: torch.device) -> int:
-    """Multiprocessors of the GPU."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -7,13 +7,12 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+from indexer_service.kernels.architecture import HOPPER
+
 Form = Literal["portable", "narrow", "wide", "fp8"]
 
-FORCE_ARCH = "DSA_INDEXER_FORCE_ARCH"
 INVARIANT = "VLLM_BATCH_INVARIANT"
 
-_HOPPER = 90
-_NATIVE_FP8 = 89
 _INVARIANT_SPLITS = {"portable": 16, "narrow": 16, "wide": 4, "fp8": 16}
 """Fixed numbers of splits: enough for few tokens, not too many for a hundred."""
 
@@ -38,21 +37,6 @@ class Plan:
     """Slots a split, a multiple of block_tokens."""
     invariant: bool
     """Whether nothing may depend on the number of tokens."""
-
-
-def architecture(capability: tuple[int, int] | None) -> int:
-    """The architecture whose kernels run, as 10 * major + minor; no GPU counts as 89.
-
-    `DSA_INDEXER_FORCE_ARCH=80` runs the kernels of SM80 anywhere.
-    """
-    forced = os.environ.get(FORCE_ARCH)
-    if forced:
-        return int(forced)
-    return _NATIVE_FP8 if capability is None else 10 * capability[0] + capability[1]
-
-
-def native_fp8(arch: int) -> bool:
-    return arch >= _NATIVE_FP8
 
 
 def batch_invariant(asked: bool | None) -> bool:
@@ -101,7 +85,7 @@ def _form(
 ) -> tuple[Form, int]:
     """The kernel, and how many heads its programs take."""
     block_heads = 16 if heads <= 16 else 32
-    if arch != _HOPPER or not aligned:
+    if arch != HOPPER or not aligned:
         # Blocks of 32 heads gather half as often, but were slower: the L2 cache serves the rest.
         return "portable", 16
     if fp8:

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from attention_worker.kernels.sparse_mla import plan as planning
-from attention_worker.kernels.sparse_mla.launch import attend, capability, processors
+from attention_worker.kernels.sparse_mla.launch import attend
 from attention_worker.kernels.sparse_mla.layout import FP8_TOKEN_BYTES, LATENT, ROPE
 from attention_worker.kernels.sparse_mla.plan import Plan
 from attention_worker.kernels.sparse_mla.slots_map import to_slots
+from indexer_service.kernels.architecture import architecture, processors
 
 Progress = Callable[[int, int, str], None]
 
@@ -71,7 +72,7 @@ def _one_of_each(
 ) -> dict[int, Plan]:
     """Batch sizes that need different kernels, and their plans; larger ones need no others."""
     kinds: dict[tuple[object, ...], tuple[int, Plan]] = {}
-    arch = planning.architecture(capability(device))
+    arch = architecture(device)
     units = processors(device)
     for tokens in range(1, 2 * units + 2):
         plan = planning.choose(
