@@ -1,7 +1,7 @@
-"""Scores and selection together, in windows of bounded memory: what callers use.
+"""Scores and selection together, within a workspace of bounded memory: what callers use.
 
-There is no implementation of its own: `impl` goes to `mqa_logits` and `topk`. The selection is
-the same bits as over all scores at once, whatever the windows are (see `windows.py`).
+The selection is the same bits as `topk.select` over all scores of `mqa_logits` at once, whatever
+the workspace is.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,9 @@ from torch import Tensor
 
 from indexer_service.kernels import mqa_logits
 from indexer_service.kernels.checks import expect, expect_rows, positive
-from indexer_service.kernels.indexer.windows import merge_windows, plan_windows
-from indexer_service.kernels.lengths import row_lengths
+from indexer_service.kernels.indexer import composed
 
 __all__ = ["select_paged", "select_ragged"]
-
-_SMALLEST_WINDOW = 64
-"""Keys of a ragged window at the least: one page of the usual cache."""
 
 
 def select_paged(
@@ -58,36 +54,11 @@ def select_paged(
         ValueError: a shape, dtype, device or stride is wrong, or k or workspace < 1.
     """
     mqa_logits.check_paged(q, k_cache, weights, seq_lens, block_table)
-    batch, next_n = q.shape[:2]
     out = _check_output(out, len(weights), k, q.device)
-    if not _is_enabled(enabled, q.device):
-        return out
-    page = k_cache.shape[1]
-    lengths = row_lengths(seq_lens, next_n)
-    width = _longest(lengths, block_table.shape[1] * page)
-    plan = plan_windows(batch, next_n, width, k, workspace, step=page)
-
-    for first in range(0, batch, plan.units):
-        requests = slice(first, min(first + plan.units, batch))
-        rows = slice(requests.start * next_n, requests.stop * next_n)
-        block_lengths = lengths[requests]
-
-        def score(
-            begin: int,
-            end: int,
-            scores: Tensor,
-            requests: slice = requests,
-            rows: slice = rows,
-            block_lengths: Tensor = block_lengths,
-        ) -> None:
-            pages = slice(begin // page, -(-end // page))
-            mqa_logits.paged(
-                q[requests], k_cache, weights[rows], block_lengths - begin,
-                block_table[requests, pages], end - begin, out=scores, impl=impl,
-            )  # fmt: skip
-
-        keys = (0, _longest(block_lengths, width))
-        merge_windows(score, keys, plan.keys, k, out[rows], impl=impl, on_stage=on_stage)
+    _check_options(workspace, enabled, q.device)
+    composed.select_paged(
+        q, k_cache, weights, seq_lens, block_table, k, out, workspace, enabled, on_stage, impl=impl
+    )
     return out
 
 
@@ -122,31 +93,11 @@ def select_ragged(
     """
     mqa_logits.check_ragged(q, k, k_scale, weights, row_start, row_end)
     out = _check_output(out, len(q), topk, q.device, name="topk")
-    if not _is_enabled(enabled, q.device):
-        return out
-    plan = plan_windows(len(q), 1, len(k), topk, workspace, step=_SMALLEST_WINDOW)
-    for first in range(0, len(q), plan.units):
-        rows = slice(first, min(first + plan.units, len(q)))
-        start, end = row_start[rows], row_end[rows]
-
-        def score(
-            begin: int,
-            finish: int,
-            scores: Tensor,
-            rows: slice = rows,
-            start: Tensor = start,
-            end: Tensor = end,
-        ) -> None:
-            keys = slice(begin, finish)
-            mqa_logits.ragged(
-                q[rows], k[keys], k_scale[keys], weights[rows], start - begin, end - begin,
-                out=scores, impl=impl,
-            )  # fmt: skip
-
-        chosen = out[rows]
-        keys = _key_range(start, end, len(k))
-        merge_windows(score, keys, plan.keys, topk, chosen, impl=impl, on_stage=on_stage)
-        chosen -= torch.where(chosen >= 0, start.unsqueeze(1), 0)
+    _check_options(workspace, enabled, q.device)
+    composed.select_ragged(
+        q, k, k_scale, weights, row_start, row_end, topk, out, workspace, enabled, on_stage,
+        impl=impl,
+    )  # fmt: skip
     return out
 
 
@@ -159,21 +110,8 @@ def _check_output(
     return expect_rows("out", out, f"[rows, {name}]", shape, torch.int32, device)
 
 
-def _is_enabled(enabled: Tensor | None, device: torch.device) -> bool:
-    if enabled is None:
-        return True
-    return bool(expect("enabled", enabled, "[1]", (1,), torch.int32, device).item())
-
-
-def _longest(lengths: Tensor, limit: int) -> int:
-    """Keys that some row sees. Only read on a CPU: elsewhere it would wait for the device."""
-    if lengths.device.type != "cpu" or lengths.numel() == 0:
-        return limit
-    return min(max(int(lengths.max()), 0), limit)
-
-
-def _key_range(start: Tensor, end: Tensor, limit: int) -> tuple[int, int]:
-    """First and last key that some row sees; read on a CPU only, as in `_longest`."""
-    if start.device.type != "cpu":
-        return 0, limit
-    return min(max(int(start.min()), 0), limit), _longest(end, limit)
+def _check_options(workspace: int | None, enabled: Tensor | None, device: torch.device) -> None:
+    if workspace is not None:
+        positive("workspace", workspace)
+    if enabled is not None:
+        expect("enabled", enabled, "[1]", (1,), torch.int32, device)

@@ -1,0 +1,139 @@
+"""Scores in windows of bounded memory, each then selected from: any logits with any top-k."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from indexer_service.kernels import mqa_logits
+from indexer_service.kernels.indexer.windows import merge_windows, plan_windows
+from indexer_service.kernels.lengths import row_lengths
+
+OnStage = Callable[[str], None] | None
+
+_SMALLEST_WINDOW = 64
+"""Keys of a ragged window at the least: one page of the usual cache."""
+
+
+def select_paged(
+    q: Tensor,
+    k_cache: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    k: int,
+    out: Tensor,
+    workspace: int | None,
+    enabled: Tensor | None,
+    on_stage: OnStage,
+    *,
+    impl: str,
+) -> None:
+    """See `indexer.select_paged`; arguments are already checked."""
+    kept = _kept_if_disabled(enabled, out)
+    if kept is out:
+        return
+    batch, next_n = q.shape[:2]
+    page = k_cache.shape[1]
+    lengths = row_lengths(seq_lens, next_n)
+    width = _longest(lengths, block_table.shape[1] * page)
+    plan = plan_windows(batch, next_n, width, k, workspace, step=page)
+
+    for first in range(0, batch, plan.units):
+        requests = slice(first, min(first + plan.units, batch))
+        rows = slice(requests.start * next_n, requests.stop * next_n)
+        block_lengths = lengths[requests]
+
+        def score(
+            begin: int,
+            end: int,
+            scores: Tensor,
+            requests: slice = requests,
+            rows: slice = rows,
+            block_lengths: Tensor = block_lengths,
+        ) -> None:
+            pages = slice(begin // page, -(-end // page))
+            mqa_logits.paged(
+                q[requests], k_cache, weights[rows], block_lengths - begin,
+                block_table[requests, pages], end - begin, out=scores, impl=impl,
+            )  # fmt: skip
+
+        keys = (0, _longest(block_lengths, width))
+        merge_windows(score, keys, plan.keys, k, out[rows], impl=impl, on_stage=on_stage)
+    _restore(kept, enabled, out)
+
+
+def select_ragged(
+    q: Tensor,
+    k: Tensor,
+    k_scale: Tensor,
+    weights: Tensor,
+    row_start: Tensor,
+    row_end: Tensor,
+    topk: int,
+    out: Tensor,
+    workspace: int | None,
+    enabled: Tensor | None,
+    on_stage: OnStage,
+    *,
+    impl: str,
+) -> None:
+    """See `indexer.select_ragged`; arguments are already checked."""
+    kept = _kept_if_disabled(enabled, out)
+    if kept is out:
+        return
+    plan = plan_windows(len(q), 1, len(k), topk, workspace, step=_SMALLEST_WINDOW)
+    for first in range(0, len(q), plan.units):
+        rows = slice(first, min(first + plan.units, len(q)))
+        start, end = row_start[rows], row_end[rows]
+
+        def score(
+            begin: int,
+            finish: int,
+            scores: Tensor,
+            rows: slice = rows,
+            start: Tensor = start,
+            end: Tensor = end,
+        ) -> None:
+            keys = slice(begin, finish)
+            mqa_logits.ragged(
+                q[rows], k[keys], k_scale[keys], weights[rows], start - begin, end - begin,
+                out=scores, impl=impl,
+            )  # fmt: skip
+
+        chosen = out[rows]
+        keys = _key_range(start, end, len(k))
+        merge_windows(score, keys, plan.keys, topk, chosen, impl=impl, on_stage=on_stage)
+        chosen -= torch.where(chosen >= 0, start.unsqueeze(1), 0)
+    _restore(kept, enabled, out)
+
+
+def _kept_if_disabled(enabled: Tensor | None, out: Tensor) -> Tensor | None:
+    """What `out` must hold if `enabled` is 0: `out` itself where the host can tell that it is.
+
+    On a GPU the host cannot without waiting for it: there the answer is computed and thrown away.
+    """
+    if enabled is None:
+        return None
+    if enabled.device.type != "cpu":
+        return out.clone()
+    return None if int(enabled) else out
+
+
+def _restore(kept: Tensor | None, enabled: Tensor | None, out: Tensor) -> None:
+    if kept is not None and enabled is not None:
+        out.copy_(torch.where(enabled != 0, out, kept))
+
+
+def _longest(lengths: Tensor, limit: int) -> int:
+    """Keys that some row sees. Only read on a CPU: elsewhere it would wait for the device."""
+    if lengths.device.type != "cpu" or lengths.numel() == 0:
+        return limit
+    return min(max(int(lengths.max()), 0), limit)
+
+
+def _key_range(start: Tensor, end: Tensor, limit: int) -> tuple[int, int]:
+    """First and last key that some row sees; read on a CPU only, as in `_longest`."""
+    if start.device.type != "cpu":
+        return 0, limit
+    return min(max(int(start.min()), 0), limit), _longest(end, limit)
