@@ -2,12 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 
+import torch
+
+from indexer_service.kernels.architecture import architecture, native_fp8
 from indexer_service.kernels.checks import fault
 
 CPU_REFERENCE = "cpu-reference"
+TRITON = "triton"
 
 
 @dataclass(frozen=True)
@@ -30,25 +35,42 @@ class Configuration:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-_SETTINGS: Mapping[str, Mapping[str, str]] = {
-    CPU_REFERENCE: {
+_SELECTION = {"nan": "never-chosen", "ties": "lowest-index", "order": "ascending-index"}
+
+
+def _cpu_reference(device: torch.device) -> dict[str, str]:
+    return {
         "arithmetic": "1",  # count up with any change to mqa_logits/reference.py that moves a bit
         "dot": "float64-exact",
         "head_sum": "float64-halving-tree",
         "score": "float32-rounded-once",
-        "nan": "never-chosen",
-        "ties": "lowest-index",
-        "order": "ascending-index",
-    },
+    }
+
+
+def _triton(device: torch.device) -> dict[str, str]:
+    arch = architecture(device)
+    return {
+        "arithmetic": "1",  # count up with any change to mqa_logits' kernels that moves a bit
+        "dot": "e4m3" if native_fp8(arch) else "fp16",
+        # Which instruction multiplies, and in what order a compiler adds: tuned block sizes are
+        # not here because they move no bit.
+        "architecture": str(arch),
+        "triton": version("triton"),
+    }
+
+
+_ENGINES: Mapping[str, Callable[[torch.device], dict[str, str]]] = {
+    CPU_REFERENCE: _cpu_reference,
+    TRITON: _triton,
 }
 
 
-def configuration(engine: str = CPU_REFERENCE) -> Configuration:
-    """The configuration of one of this version's engines.
+def configuration(engine: str = CPU_REFERENCE, device: torch.device | str = "cpu") -> Configuration:
+    """The configuration of one of this version's engines on a device.
 
     Raises:
         ValueError: there is no such engine.
     """
-    if engine not in _SETTINGS:
-        raise fault("engine", f"{engine!r} is unknown", f"one of: {', '.join(_SETTINGS)}")
-    return Configuration(engine, _SETTINGS[engine])
+    if engine not in _ENGINES:
+        raise fault("engine", f"{engine!r} is unknown", f"one of: {', '.join(_ENGINES)}")
+    return Configuration(engine, _ENGINES[engine](torch.device(device)) | _SELECTION)

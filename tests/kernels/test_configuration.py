@@ -32,6 +32,23 @@ def test_the_hash_is_the_same_in_another_process() -> None:
     assert ran.stdout.strip() == configuration().hash
 
 
+def test_the_cpu_engines_hash_is_that_of_the_last_release() -> None:
+    """It says what bits come out: a change of the code around it must not change it."""
+    assert configuration().hash.startswith("0aea34a954d1ebf7")
+
+
+def test_forms_and_architectures_of_triton_are_configurations_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashes = set()
+    for arch in ("80", "86", "89", "90"):
+        monkeypatch.setenv("DSA_INDEXER_FORCE_ARCH", arch)
+        ours = configuration("triton")
+        assert ours.settings["dot"] == ("e4m3" if int(arch) >= 89 else "fp16")
+        hashes.add(ours.hash)
+    assert len(hashes | {configuration().hash}) == 5
+
+
 def test_an_unknown_engine_is_named() -> None:
     with pytest.raises(ValueError, match=r"^engine: 'gpu' is unknown \(fix: one of: cpu-ref"):
         configuration("gpu")
