@@ -17,8 +17,8 @@ SHARED_LIMIT = {
 }
 """Bytes of shared memory that a program can have."""
 
-_BUILDS = ("tests.gates.builds_sparse_mla",)
-_RUNS = ("tests.gates.runs_sparse_mla",)
+_BUILDS = ("tests.gates.builds_sparse_mla", "tests.gates.builds_k_cache")
+_RUNS = ("tests.gates.runs_sparse_mla", "tests.gates.runs_k_cache")
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,40 @@ def test_infinities_saturate_nan_stays_nan_and_neither_spoils_the_rest() -> None
     assert torch.equal(codes[others], clean_codes[others])
 
 
+def test_a_nan_has_one_code_whatever_its_sign() -> None:
+    k, cache = keys(1), empty_cache()
+    bits = torch.tensor([0x7FC0, 0xFFC0 - 65536, 0x7F81, 0xFF81 - 65536], dtype=torch.int16)
+    k[0, :4] = bits.view(torch.bfloat16)
+    k_cache.insert(k, slots(3), cache)
+    assert token(cache, 3)[0][:4].tolist() == [0x7F] * 4
+
+
+def test_a_replica_gets_the_same_bytes() -> None:
+    k, cache = keys(20), empty_cache()
+    buffer = torch.full((4, 3, PAGE, DIM + 4), 0xEE, dtype=torch.uint8)
+    buffer[:, 1] = 0
+    k_cache.insert(k, torch.randperm(80)[:20], cache, replica=buffer[:, 1])
+    assert cache.any()
+    assert torch.equal(buffer[:, 1], cache)
+    assert (buffer[:, [0, 2]] == 0xEE).all()
+
+
+@pytest.mark.parametrize(
+    "replica",
+    [
+        empty_cache(3),
+        empty_cache()[:, :, :-1],
+        empty_cache()[:, ::2],
+        empty_cache().float(),
+        empty_cache().to("meta"),
+    ],
+    ids=["pages", "width", "strides", "dtype", "device"],
+)
+def test_a_replica_that_is_not_like_the_cache_is_refused(replica: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"^replica: .* \(fix: .+\)$"):
+        k_cache.insert(keys(2), slots(0, 1), empty_cache(), replica=replica)
+
+
 def test_slots_outside_the_cache_are_skipped() -> None:
     k, cache, expected = keys(5), empty_cache(), empty_cache()
     k_cache.insert(k, slots(-1, 7, 64, -9, 2**40), cache)

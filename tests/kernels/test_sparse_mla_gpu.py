@@ -1,8 +1,6 @@
 """sparse_mla's Triton kernels on a GPU: float64, poison, repeats, splits, graphs, compilations."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ from torch import Tensor
 
 from attention_worker.kernels import sparse_mla
 from attention_worker.kernels.sparse_mla.layout import decode_tokens
+from indexer_service.kernels.compilation import count_compilations
 from tests.data.recording import Recording
 
 pytestmark = [
@@ -83,21 +82,6 @@ def relative_error(ours: Tensor, expected: Tensor) -> float:
     finite = expected.isfinite()
     difference = (ours.double() - expected)[finite].norm()
     return float(difference / expected[finite].norm())
-
-
-@contextmanager
-def counted_compilations() -> Iterator[list[str]]:
-    """The names of kernels compiled (or loaded from the disk's cache) inside."""
-    import triton
-
-    names: list[str] = []
-    runtime = triton.knobs.runtime
-    before = runtime.jit_post_compile_hook
-    runtime.jit_post_compile_hook = lambda **told: names.append(told["fn"].name)
-    try:
-        yield names
-    finally:
-        runtime.jit_post_compile_hook = before
 
 
 @pytest.mark.parametrize(
@@ -200,7 +184,7 @@ def test_after_warm_up_nothing_compiles_and_graphs_replay(
     )
     assert told == [(done, ran) for done in range(ran)]
     table = torch.arange(PAGES, dtype=torch.int32, device=DEVICE).view(1, -1)
-    with counted_compilations() as compiled:
+    with count_compilations() as compiled:
         for tokens in (1, 2, 3, 5, 8, 16, 17, 31, 64, 100, 133, 263, 301):
             q = random(tokens, tokens, heads, 576).to(torch.bfloat16)
             requests = torch.zeros(tokens, dtype=torch.int32, device=DEVICE)

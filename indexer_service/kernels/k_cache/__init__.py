@@ -9,16 +9,29 @@ from indexer_service.kernels.k_cache.layout import check_k_cache
 
 __all__ = ["gather", "insert"]
 
-_insert = Operation("k_cache.insert", reference="indexer_service.kernels.k_cache.reference:insert")
-_gather = Operation("k_cache.gather", reference="indexer_service.kernels.k_cache.reference:gather")
+_HERE = "indexer_service.kernels.k_cache"
+_insert = Operation(
+    "k_cache.insert", reference=f"{_HERE}.reference:insert", triton=f"{_HERE}.insertion:insert"
+)
+_gather = Operation(
+    "k_cache.gather", reference=f"{_HERE}.reference:gather", triton=f"{_HERE}.gathering:gather"
+)
 
 
-def insert(k: Tensor, slots: Tensor, k_cache: Tensor, *, impl: str = "auto") -> None:
+def insert(
+    k: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    *,
+    replica: Tensor | None = None,
+    impl: str = "auto",
+) -> None:
     """Quantises keys to e4m3 with one power-of-two scale each and writes them to their slots.
 
-    scale = 2^ceil(log2(max(amax, 1e-4) / 448)), value = clamp(k / scale, -448, 448). `amax` is
-    the largest finite magnitude: an infinity saturates to +-448 and a NaN stays NaN, and neither
-    spoils the other values of its key. These are the bytes that vLLM writes.
+    scale = 2^ceil(log2(max(amax, 1e-4) / 448)), value = clamp(k / scale, -448, 448), rounded to
+    nearest even. `amax` is the largest finite magnitude: an infinity saturates to +-448 and a NaN
+    becomes code 0x7F, and neither spoils the other values of its key. These are the bytes that
+    vLLM writes, and the same from every implementation.
 
     Args:
         k: bf16 or fp16 [T, D].
@@ -26,6 +39,10 @@ def insert(k: Tensor, slots: Tensor, k_cache: Tensor, *, impl: str = "auto") -> 
             number times page size plus place in the page. Slots outside the cache, above all -1,
             are skipped. No slot may come twice.
         k_cache: uint8 [pages, page, D+4], pages at any stride(0); written in place.
+        replica: a second cache of the same shape, pages at any stride(0), that gets the same
+            bytes. It may be on another GPU that this one has peer access to; the first call with
+            such a pair opens the access and cannot be captured.
+        impl: "auto", "triton" or "reference".
 
     Raises:
         ValueError: a shape, dtype, device or stride is wrong.
@@ -35,7 +52,18 @@ def insert(k: Tensor, slots: Tensor, k_cache: Tensor, *, impl: str = "auto") -> 
     expect("slots", slots, "[S]", (None,), torch.int64, k_cache.device)
     if len(slots) > len(k):
         raise fault("slots", f"{len(slots)} slots for {len(k)} keys", "give at most one a key")
-    _insert.implementation(impl, k_cache.device)(k, slots, k_cache)
+    if replica is not None:
+        _check_replica(replica, k_cache)
+    _insert.implementation(impl, k_cache.device)(k, slots, k_cache, replica)
+
+
+def _check_replica(replica: Tensor, k_cache: Tensor) -> None:
+    shape = tuple(k_cache.shape)
+    expect("replica", replica, "as k_cache", shape, torch.uint8)
+    check_k_cache(replica, name="replica")
+    if replica.device.type != k_cache.device.type:
+        wrong = f"on {replica.device}, k_cache on {k_cache.device}"
+        raise fault("replica", wrong, "give memory of a device of the same type")
 
 
 def gather(
@@ -43,12 +71,15 @@ def gather(
 ) -> tuple[Tensor, Tensor]:
     """The first `seq_lens[r]` keys of each request, one request after the other.
 
-    The result's size depends on the lengths, so this call reads them on the host.
+    The result's size depends on the lengths, so this call reads them on the host: it waits for
+    the device, and cannot be captured.
 
     Args:
         k_cache: uint8 [pages, page, D+4], pages at any stride(0).
-        block_table: int32 [R, n], page numbers. A page outside the cache gives NaN scales.
+        block_table: int32 [R, n], page numbers. A page outside the cache is not read: its keys
+            have NaN scales and any values.
         seq_lens: int32 [R]; zero or less gives nothing.
+        impl: "auto", "triton" or "reference".
 
     Returns:
         values float8_e4m3fn [N, D] and scales fp32 [N], N the sum of the lengths.
@@ -62,9 +93,11 @@ def gather(
     requests, columns = block_table.shape
     expect("seq_lens", seq_lens, "[R]", (requests,), torch.int32, k_cache.device)
     room = columns * k_cache.shape[1]
-    longest = max(seq_lens.tolist(), default=0)
+    lengths = seq_lens.tolist()
+    longest = max(lengths, default=0)
     if longest > room:
         wrong = f"length {longest}, but a row of block_table holds {room} tokens"
         raise fault("seq_lens", wrong, "give a table that covers every length")
-    values, scales = _gather.implementation(impl, k_cache.device)(k_cache, block_table, seq_lens)
+    run = _gather.implementation(impl, k_cache.device)
+    values, scales = run(k_cache, block_table, seq_lens, lengths)
     return values, scales

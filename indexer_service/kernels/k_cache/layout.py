@@ -12,20 +12,32 @@ from torch import Tensor
 from indexer_service.kernels.checks import expect, fault
 
 SCALE_BYTES = 4
+_VECTOR_BYTES = 16
 
 
-def check_k_cache(k_cache: Tensor, device: torch.device | None = None) -> int:
+def check_k_cache(
+    k_cache: Tensor, device: torch.device | None = None, name: str = "k_cache"
+) -> int:
     """Checks shape, dtype and strides; returns D, the values of one token."""
-    expect("k_cache", k_cache, "[pages, page, D+4]", (None, None, None), torch.uint8, device)
+    expect(name, k_cache, "[pages, page, D+4]", (None, None, None), torch.uint8, device)
     _, page, width = k_cache.shape
     if width <= SCALE_BYTES or page < 1:
-        raise fault("k_cache", f"shape {list(k_cache.shape)} has no values", "[pages, page, D+4]")
+        raise fault(name, f"shape {list(k_cache.shape)} has no values", "[pages, page, D+4]")
     if k_cache.stride(2) != 1 or (page > 1 and k_cache.stride(1) != width):
         wanted = f"(any, {width}, 1)"
         raise fault(
-            "k_cache", f"strides {k_cache.stride()} are not {wanted}", "keep each page contiguous"
+            name, f"strides {k_cache.stride()} are not {wanted}", "keep each page contiguous"
         )
     return width - SCALE_BYTES
+
+
+def alignment(k_cache: Tensor) -> int:
+    """Bytes that every page and every token's values are aligned to: 16, or else 1.
+
+    With 16 the scales are aligned to their own 4 bytes.
+    """
+    starts = (k_cache.data_ptr(), k_cache.stride(0), k_cache.shape[2] - SCALE_BYTES)
+    return 1 if any(start % _VECTOR_BYTES for start in starts) else _VECTOR_BYTES
 
 
 def planes(k_cache: Tensor) -> tuple[Tensor, Tensor]:

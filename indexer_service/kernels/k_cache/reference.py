@@ -1,5 +1,7 @@
 """What `k_cache.insert` and `k_cache.gather` mean, in plain torch."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,17 +12,18 @@ E4M3_MAX = 448.0
 SMALLEST_AMAX = 1e-4
 
 
-def insert(k: Tensor, slots: Tensor, k_cache: Tensor) -> None:
+def insert(k: Tensor, slots: Tensor, k_cache: Tensor, replica: Tensor | None) -> None:
     """See `k_cache.insert`; arguments are already checked."""
     pages, page, _ = k_cache.shape
     k = k[: len(slots)]
     inside = (slots >= 0) & (slots < pages * page)
     slots = slots[inside]
     quantised, scales = quantise(k[inside])
-    values, scale_bytes = planes(k_cache)
-    place = (slots // page, slots % page)
-    values[place] = quantised.view(torch.uint8)
-    scale_bytes[place] = scales.unsqueeze(1).view(torch.uint8)
+    for cache in (k_cache,) if replica is None else (k_cache, replica):
+        values, scale_bytes = planes(cache)
+        place = (slots // page).to(cache.device), (slots % page).to(cache.device)
+        values[place] = quantised.view(torch.uint8).to(cache.device)
+        scale_bytes[place] = scales.unsqueeze(1).view(torch.uint8).to(cache.device)
 
 
 def quantise(k: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,6 +32,7 @@ def quantise(k: Tensor) -> tuple[Tensor, Tensor]:
     finite = torch.where(exact.isfinite(), exact.abs(), 0.0)
     scales = _power_of_two_above(finite.amax(1).clamp_min(SMALLEST_AMAX))
     scaled = (exact / scales.unsqueeze(1)).clamp(-E4M3_MAX, E4M3_MAX)
+    scaled = torch.where(exact.isnan(), torch.nan, scaled)  # one NaN, whatever its sign was
     return scaled.to(E4M3), scales
 
 
@@ -39,16 +43,18 @@ def _power_of_two_above(amax: Tensor) -> Tensor:
     return ((ceil_log2 + 127) << 23).to(torch.int32).view(torch.float32)  # always a normal fp32
 
 
-def gather(k_cache: Tensor, block_table: Tensor, seq_lens: Tensor) -> tuple[Tensor, Tensor]:
-    """See `k_cache.gather`; arguments are already checked."""
+def gather(
+    k_cache: Tensor, block_table: Tensor, seq_lens: Tensor, lengths: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """See `k_cache.gather`; arguments are already checked, `lengths` are those of `seq_lens`."""
     page = k_cache.shape[1]
-    lengths = [max(length, 0) for length in seq_lens.tolist()]
     parts = [
         tuple(part[:length] for part in read_pages(k_cache, row[: -(-length // page)]))
         for length, row in zip(lengths, block_table, strict=True)
+        if length > 0
     ]
     if not parts:
-        parts = [read_pages(k_cache, block_table.flatten())]
+        parts = [read_pages(k_cache, block_table[:0].flatten())]
     values = torch.cat([part[0] for part in parts])
     scales = torch.cat([part[1] for part in parts])
     return values.view(E4M3), scales
