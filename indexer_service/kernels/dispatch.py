@@ -2,6 +2,10 @@
 
 Implementations are named by import path, so that a machine without (say) Triton never imports
 it. Adding one is one more keyword at the operation's `Operation(...)`.
+
+An implementation that not every machine or shape has says so: beside `paged` in its module stands
+`paged_unsupported`, which takes what the operation's wrapper passes on and returns why not, or
+None.
 """
 
 from collections.abc import Callable
@@ -16,8 +20,11 @@ from indexer_service.kernels.checks import fault
 Implementation = Callable[..., Any]
 
 AUTO = "auto"
-_PREFERRED = {"cuda": "triton"}
-"""What "auto" means for a type of device where an operation has it; else the reference."""
+PREFERENCE = ("xpu", "deepgemm", "triton", "reference")
+"""What "auto" means: the first of these that the operation has and that supports the call."""
+
+_DEVICES = {"xpu": "xpu", "deepgemm": "cuda", "triton": "cuda"}
+"""The type of device that "auto" takes an implementation for; the others run on any."""
 
 
 class Operation:
@@ -31,20 +38,38 @@ class Operation:
         self.name = name
         self._paths = implementations
 
-    def implementation(self, impl: str, device: torch.device) -> Implementation:
+    def implementation(self, impl: str, device: torch.device, *arguments: Any) -> Implementation:
         """The function that `impl` names on `device`.
 
+        Args:
+            arguments: what the implementations' `_unsupported` checks of this operation take.
+
         Raises:
-            ValueError: `impl` is neither "auto" nor one of this operation's implementations.
+            ValueError: `impl` is neither "auto" nor one of this operation's implementations, or
+                it does not support the call.
         """
-        chosen = impl
         if impl == AUTO:
-            chosen = _PREFERRED.get(device.type, "reference")
-            chosen = chosen if chosen in self._paths else "reference"
-        if chosen not in self._paths:
+            return _load(self._paths[self._preferred(device, arguments)])
+        if impl not in self._paths:
             choices = ", ".join([AUTO, *self._paths])
             raise fault("impl", f"{impl!r} does not implement {self.name}", f"one of: {choices}")
-        return _load(self._paths[chosen])
+        why = self._unsupported(impl, arguments)
+        if why:
+            raise fault("impl", f"{impl!r} does not support this call: {why}", f"give {AUTO!r}")
+        return _load(self._paths[impl])
+
+    def _preferred(self, device: torch.device, arguments: tuple[Any, ...]) -> str:
+        for name in PREFERENCE:
+            here = name in self._paths and _DEVICES.get(name, device.type) == device.type
+            if here and not self._unsupported(name, arguments):
+                return name
+        raise fault(
+            "impl", f"{self.name} has none for {device}", f"one of: {', '.join(self._paths)}"
+        )
+
+    def _unsupported(self, name: str, arguments: tuple[Any, ...]) -> str | None:
+        check = _load_check(self._paths[name])
+        return check(*arguments) if check else None
 
 
 @cache
@@ -52,3 +77,11 @@ def _load(path: str) -> Implementation:
     module, function = path.split(":")
     loaded: Implementation = getattr(import_module(module), function)
     return loaded
+
+
+@cache
+def _load_check(path: str) -> Callable[..., str | None] | None:
+    module, function = path.split(":")
+    check: Callable[..., str | None] | None
+    check = getattr(import_module(module), f"{function}_unsupported", None)
+    return check

@@ -14,11 +14,18 @@ from indexer_service.kernels.k_cache.layout import check_k_cache
 
 __all__ = ["paged", "ragged"]
 
+_HERE = "indexer_service.kernels.mqa_logits"
 _paged = Operation(
-    "mqa_logits.paged", reference="indexer_service.kernels.mqa_logits.reference:paged"
+    "mqa_logits.paged",
+    reference=f"{_HERE}.reference:paged",
+    deepgemm=f"{_HERE}.deep_gemm:paged",
+    xpu=f"{_HERE}.xpu:paged",
 )
 _ragged = Operation(
-    "mqa_logits.ragged", reference="indexer_service.kernels.mqa_logits.reference:ragged"
+    "mqa_logits.ragged",
+    reference=f"{_HERE}.reference:ragged",
+    deepgemm=f"{_HERE}.deep_gemm:ragged",
+    xpu=f"{_HERE}.xpu:ragged",
 )
 
 
@@ -45,14 +52,14 @@ def paged(
             outside the cache NaN: neither is ever selected.
         max_context: columns of the result; lengths above it are cut.
         out: fp32 [B*next_n, max_context] with contiguous rows, written whole.
-        impl: "auto" or "reference".
+        impl: "auto" or an implementation's name; `dispatch.PREFERENCE` lists them.
 
     Returns:
         fp32 [B*next_n, max_context], -inf past each row's length. A NaN in q or weights makes
         its row NaN, a NaN in a key or its scale that key's column.
 
     Raises:
-        ValueError: a shape, dtype, device or stride is wrong.
+        ValueError: a shape, dtype, device or stride is wrong, or `impl` does not support it.
     """
     check_paged(q, k_cache, weights, seq_lens, block_table)
     if max_context < 0:
@@ -61,7 +68,7 @@ def paged(
     if out is None:
         out = torch.empty(shape, dtype=torch.float32, device=q.device)
     expect_rows("out", out, "[B*next_n, max_context]", shape, torch.float32, q.device)
-    score = _paged.implementation(impl, q.device)
+    score = _paged.implementation(impl, q.device, q, k_cache)
     score(q.view(torch.uint8), k_cache, weights, seq_lens, block_table, out)
     return out
 
@@ -87,20 +94,20 @@ def ragged(
         row_start, row_end: int32 [M]; row r sees the keys row_start[r] <= s < row_end[r].
             Bounds outside [0, N] are cut to it.
         out: fp32 [M, N] with contiguous rows, written whole.
-        impl: "auto" or "reference".
+        impl: "auto" or an implementation's name; `dispatch.PREFERENCE` lists them.
 
     Returns:
         fp32 [M, N], -inf outside each row's bounds; NaN as for `paged`.
 
     Raises:
-        ValueError: a shape, dtype, device or stride is wrong.
+        ValueError: a shape, dtype, device or stride is wrong, or `impl` does not support it.
     """
     check_ragged(q, k, k_scale, weights, row_start, row_end)
     shape = (len(q), len(k))
     if out is None:
         out = torch.empty(shape, dtype=torch.float32, device=q.device)
     expect_rows("out", out, "[M, N]", shape, torch.float32, q.device)
-    score = _ragged.implementation(impl, q.device)
+    score = _ragged.implementation(impl, q.device, q)
     score(q.view(torch.uint8), k.view(torch.uint8), k_scale, weights, row_start, row_end, out)
     return out
 
