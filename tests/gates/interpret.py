@@ -1,32 +1,39 @@
-"""Run every `Run` in the interpreter: `python -m tests.gates.interpret [planted | a name's part]`.
+"""Run every `Run` in the interpreter: `python -m tests.gates.interpret [a part of a name]`.
 
-Prints one JSON line a run: its name, and what went wrong or null.
+With `planted`: the sound and faulty runs of `planted_runs`; with `unrepaired`: those whose numbers
+Triton's own interpreter gets wrong, in that interpreter. Prints one JSON line a run: its name, and
+what went wrong or null.
 """
 
 import json
 import os
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
 
-import tests.gates.interpreter  # noqa: F401 - importing repairs
-from tests.gates.kernels import runs
+from tests.gates.kernels import Run, runs
+
+
+def chosen(part: str) -> Iterable[Run]:
+    if part == "unrepaired":
+        return import_module("tests.gates.planted_runs").UNREPAIRED
+    for module in ("interpreter", "watch"):  # importing one puts it in place
+        import_module(f"tests.gates.{module}")
+    if part == "planted":
+        return import_module("tests.gates.planted_runs").RUNS
+    return (run for run in runs() if part in run.name)
 
 
 def main(part: str) -> None:
-    chosen = runs()
-    if part == "planted":
-        from tests.gates.planted import RUNS
-
-        chosen, part = iter(RUNS), ""
-    for run in chosen:
-        if part in run.name:
-            wrong = None
-            try:
-                run.check()
-            except Exception as error:
-                wrong = f"{type(error).__name__}: {str(error)[-400:]}"
-            print(json.dumps({"name": run.name, "error": wrong}), flush=True)
+    for run in chosen(part):
+        wrong = None
+        try:
+            run.check()
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {str(error)[-400:]}"
+        print(json.dumps({"name": run.name, "error": wrong}), flush=True)
 
 
 if __name__ == "__main__":

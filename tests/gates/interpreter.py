@@ -1,21 +1,17 @@
-"""Triton's interpreter made right for bf16 and e4m3, and watchful of memory.
+"""Triton's interpreter made right for bf16 and e4m3.
 
 Triton 3.6 interprets bf16 as if it were 16-bit integers in dots, arithmetic and casts, and lets
 e4m3 wrap where the hardware saturates; numbers come out that are wrong without a word. Import
-this after TRITON_INTERPRET=1 was set and before a kernel runs: importing repairs.
-
-Every load and store of a kernel is then checked: lanes must lie within the storage of one of its
-arguments; two lanes of a store must not meet; and no two programs of a launch may store to one
-address, since their order is not defined.
+this after TRITON_INTERPRET=1 was set and before a kernel runs: importing repairs. What is not
+repaired (reductions, functions and conversions from integers in these types) is refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import triton.language as tl
-from torch import Tensor
 from triton.runtime import interpreter
 
 _TORCH = {
@@ -34,14 +30,11 @@ Handle = interpreter.TensorHandle
 _builder = interpreter.InterpreterBuilder
 _convert_float = interpreter._convert_float
 _binary_op = _builder.binary_op
-_masked_load = _builder.create_masked_load
-_masked_store = _builder.create_masked_store
-_masked_atomic = _builder.create_atomic_rmw
-_run_grid = interpreter.GridExecutor.__call__
-
-
-class StrayAccess(AssertionError):
-    """A kernel touched what it was not given, or two of its programs one address."""
+_unary_op = _builder.unary_op
+_ternary_op = _builder.ternary_op
+_cast = _builder.cast_impl
+_fma = _builder.create_fma
+_check_reduced = interpreter.ReduceScanOpInterface.check_tensor
 
 
 def _converted(values: Any, source: Any, target: Any, rounding: Any) -> Any:
@@ -76,6 +69,7 @@ def _dot(self: Any, a: Any, b: Any, acc: Any, *rest: Any) -> Any:
 
 def _arithmetic(self: Any, a: Any, b: Any, operation: Callable[..., Any]) -> Any:
     if a.dtype.scalar != tl.bfloat16 or b.dtype.scalar != tl.bfloat16:
+        _refuse(a.dtype, b.dtype)
         return _binary_op(self, a, b, operation)
     result = np.asarray(operation(_as_float32(a), _as_float32(b)))
     if result.dtype == np.bool_:
@@ -84,78 +78,48 @@ def _arithmetic(self: Any, a: Any, b: Any, operation: Callable[..., Any]) -> Any
     return Handle(rounded, tl.bfloat16)
 
 
-class _Watch:
-    """Which addresses exist, and who stored where."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        spans = sorted(
-            (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
-            for storage in (tensor.untyped_storage() for tensor in tensors)
-        )
-        self.begin = np.array([begin for begin, _ in spans], np.uint64)
-        self.end = np.array([end for _, end in spans], np.uint64)
-        self.writer: dict[int, tuple[int, ...]] = {}
-
-    def lanes(self, pointers: Any, mask: Any, kind: str) -> Any:
-        active = np.broadcast_to(mask.data.astype(bool), pointers.data.shape)
-        addresses = pointers.data[active].astype(np.uint64).ravel()
-        if not addresses.size:
-            return addresses
-        size = np.uint64(max(1, pointers.get_element_ty().primitive_bitwidth // 8))
-        span = np.searchsorted(self.begin, addresses, side="right") - 1
-        inside = (span >= 0) & (addresses + size <= self.end[np.maximum(span, 0)])
-        if not inside.all():
-            raise StrayAccess(f"{kind}: {int((~inside).sum())} lanes out of bounds")
-        return addresses
-
-    def store(self, program: tuple[int, ...], addresses: Any) -> None:
-        if len(np.unique(addresses)) != addresses.size:
-            raise StrayAccess(f"store: program {program} stores twice to one address")
-        for address in addresses.tolist():
-            before = self.writer.setdefault(address, program)
-            if before != program:
-                raise StrayAccess(f"store: programs {before} and {program} meet at one address")
+def _refuse(*types: Any) -> None:
+    for kind in types:
+        if kind.scalar in _SMALL:
+            raise NotImplementedError(f"{kind.scalar} is not interpreted here: convert to fp32")
 
 
-_watch: _Watch | None = None
+def _unary(self: Any, a: Any, operation: Callable[..., Any]) -> Any:
+    _refuse(a.dtype)
+    return _unary_op(self, a, operation)
 
 
-def _load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
-    if _watch is not None:
-        _watch.lanes(pointers, mask, "load")
-    return _masked_load(self, pointers, mask, other, *rest)
+def _ternary(self: Any, a: Any, b: Any, c: Any, operation: Callable[..., Any]) -> Any:
+    if operation is not np.where:  # which only moves bits
+        _refuse(a.dtype, b.dtype, c.dtype)
+    return _ternary_op(self, a, b, c, operation)
 
 
-def _store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-    if _watch is not None:
-        _watch.store(tuple(self.grid_idx), _watch.lanes(pointers, mask, "store"))
-    return _masked_store(self, pointers, value, mask, *rest)
+def _multiply_add(self: Any, a: Any, b: Any, c: Any) -> Any:
+    _refuse(a.dtype, b.dtype, c.dtype)
+    return _fma(self, a, b, c)
 
 
-def _atomic(self: Any, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-    if _watch is not None:
-        _watch.lanes(pointers, mask, "atomic")
-    return _masked_atomic(self, operation, pointers, value, mask, *rest)
+def _cast_number(self: Any, a: Any, target: Any) -> Any:
+    if {a.dtype.scalar, target.scalar} != {tl.bfloat16, tl.float32}:
+        _refuse(a.dtype, target)
+    return _cast(self, a, target)
 
 
-def _launch(self: Any, *arguments: Any, **named: Any) -> Any:
-    global _watch
-    everything = (*arguments, *named.values())
-    _watch = _Watch([argument for argument in everything if isinstance(argument, Tensor)])
-    try:
-        return _run_grid(self, *arguments, **named)
-    finally:
-        _watch = None
+def _check_reduction(self: Any, inputs: Any) -> None:
+    _refuse(*(value.dtype for value in inputs))
+    _check_reduced(self, inputs)
 
 
 def _repair() -> None:
     interpreter._convert_float = _converted
+    interpreter.ReduceScanOpInterface.check_tensor = _check_reduction
     _builder.create_dot = _dot
     _builder.binary_op = _arithmetic
-    _builder.create_masked_load = _load
-    _builder.create_masked_store = _store
-    _builder.create_atomic_rmw = _atomic
-    interpreter.GridExecutor.__call__ = _launch
+    _builder.unary_op = _unary
+    _builder.ternary_op = _ternary
+    _builder.create_fma = _multiply_add
+    _builder.cast_impl = _cast_number
 
 
 _repair()
