@@ -1,8 +1,8 @@
 """Run every `Run` in the interpreter: `python -m tests.gates.interpret [a part of a name]`.
 
 With `planted`: the sound and faulty runs of `planted_runs`; with `unrepaired`: those whose numbers
-Triton's own interpreter gets wrong, in that interpreter. Prints one JSON line a run: its name, and
-what went wrong or null.
+Triton's own interpreter gets wrong, in that interpreter. Prints one JSON line a run: its name, what
+went wrong or null, and the kernels that were launched so far.
 """
 
 import json
@@ -33,7 +33,9 @@ def main(part: str) -> None:
             run.check()
         except Exception as error:
             wrong = f"{type(error).__name__}: {str(error)[-400:]}"
-        print(json.dumps({"name": run.name, "error": wrong}), flush=True)
+        watch = sys.modules.get("tests.gates.watch")
+        kernels = sorted(watch.launched) if watch else []
+        print(json.dumps({"name": run.name, "error": wrong, "kernels": kernels}), flush=True)
 
 
 if __name__ == "__main__":

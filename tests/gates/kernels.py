@@ -20,6 +20,16 @@ SHARED_LIMIT = {
 _BUILDS = ("tests.gates.builds_sparse_mla", "tests.gates.builds_k_cache")
 _RUNS = ("tests.gates.runs_sparse_mla", "tests.gates.runs_k_cache")
 
+NOT_INTERPRETED: dict[str, str] = dict.fromkeys(
+    (
+        "attention_worker.kernels.sparse_mla.hopper_fp8:fp8_kernel",
+        "attention_worker.kernels.sparse_mla.hopper_narrow:narrow_kernel",
+        "attention_worker.kernels.sparse_mla.hopper_wide:wide_kernel",
+    ),
+    "Gluon has no interpreter: compiled here, and compared with the reference on a GPU",
+)
+"""Kernels that no `Run` can reach, and why."""
+
 
 @dataclass(frozen=True)
 class Build:

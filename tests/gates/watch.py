@@ -77,6 +77,9 @@ class _Everywhere:
 
 _watch: _Watch | None = None
 
+launched: set[str] = set()
+"""module:function of every kernel that was interpreted."""
+
 
 def _load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
     if _watch is not None:
@@ -109,6 +112,7 @@ def _barrier(self: Any) -> None:
 
 def _launch(self: Any, *arguments: Any, **named: Any) -> Any:
     global _watch
+    launched.add(f"{self.fn.__module__}:{self.fn.__name__}")
     everything = (*arguments, *named.values())
     _watch = _Watch([argument for argument in everything if isinstance(argument, Tensor)])
     try:
