@@ -18,7 +18,11 @@ SHARED_LIMIT = {
 """Bytes of shared memory that a program can have."""
 
 _BUILDS = ("tests.gates.builds_sparse_mla", "tests.gates.builds_k_cache")
-_RUNS = ("tests.gates.runs_sparse_mla", "tests.gates.runs_k_cache")
+_RUNS = (
+    "tests.gates.runs_sparse_mla",
+    "tests.gates.runs_k_cache",
+    "tests.gates.runs_ragged_logits",
+)
 
 NOT_INTERPRETED: dict[str, str] = dict.fromkeys(
     (

@@ -24,6 +24,7 @@ _paged = Operation(
 _ragged = Operation(
     "mqa_logits.ragged",
     reference=f"{_HERE}.reference:ragged",
+    triton=f"{_HERE}.ragged_launch:ragged",
     deepgemm=f"{_HERE}.deep_gemm:ragged",
     xpu=f"{_HERE}.xpu:ragged",
 )

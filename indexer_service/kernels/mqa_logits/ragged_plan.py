@@ -1,0 +1,54 @@
+"""Which kernel scores ragged keys, with which tiles. Needs no GPU and no Triton.
+
+What was measured to choose so: docs/performance.md.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from indexer_service.kernels.architecture import HOPPER, native_fp8
+
+MOST_BLOCK_ROWS = 256
+"""Rows that a program goes through at the most."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How a program is cut. None of it changes a score's bits."""
+
+    form: Literal["portable", "hopper"]
+    keys: int
+    """Keys a program."""
+    columns: int
+    """Rows times heads that are multiplied at once; more heads than that are one row."""
+    stages: int
+    """Such groups of rows in shared memory, on their way or used."""
+    warps: int
+    programs: int
+    """Programs that share a multiprocessor."""
+    overlap: bool = False
+
+    def rows(self, heads: int) -> int:
+        """Rows that are multiplied at once."""
+        return max(1, self.columns // heads)
+
+
+def configurations(arch: int) -> tuple[Configuration, ...]:
+    """All that an architecture may use, the preferred first."""
+    if arch == HOPPER:
+        return (
+            Configuration("hopper", keys=256, columns=128, stages=2, warps=4, programs=3),
+            Configuration("hopper", keys=128, columns=128, stages=2, warps=4, programs=3),
+        )
+    if native_fp8(arch):
+        return (Configuration("portable", keys=128, columns=64, stages=3, warps=4, programs=2),)
+    return (Configuration("portable", keys=128, columns=64, stages=2, warps=4, programs=2),)
+
+
+def block_rows(rows: int, keys: int, configuration: Configuration, processors: int) -> int:
+    """Rows a program, so that the last programs to run are as many as can run at once."""
+    tiles = -(-keys // configuration.keys)
+    room = processors * configuration.programs
+    waves = -(-tiles * rows // (room * MOST_BLOCK_ROWS))
+    blocks = max(1, waves * room // tiles, -(-rows // MOST_BLOCK_ROWS))
+    return -(-rows // blocks)
