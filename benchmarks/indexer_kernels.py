@@ -1,0 +1,192 @@
+"""The indexer's kernels beside vLLM's and DeepGEMM's: checked first, then timed in one run.
+
+    python benchmarks/indexer_kernels.py                   on a CUDA machine: measure, write results
+    python benchmarks/indexer_kernels.py --quick --only decode,topk
+    python benchmarks/indexer_kernels.py --document FILE   results -> docs/performance.md, figures
+    python benchmarks/indexer_kernels.py --dry             tiny, on any machine: does it still run?
+
+Times are medians of CUDA-graph replays in µs a call. Implementations take turns. Decode calls read
+other pages every time, out of a pool many times larger than the L2 cache. "Byte floor" is the time
+in which a call's bytes (132 a key) could be read at the rate at which this card copies memory.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from documents import PERFORMANCE, put, read
+from indexer_decode import captured_for, whole_and_parts
+from indexer_figures import draw
+from indexer_inputs import DEVICE, Pool
+from indexer_prefill import gather_of, insert_of, scores_of, select_of, topk_of
+from indexer_rows import free, in_short, medians
+from indexer_tables import section
+from results_file import RESULTS, processor, write
+from timing import copy_rate
+
+MARK = "indexer_kernels"
+SECTIONS = ("decode", "captured", "scores", "topk", "select", "insert", "gather")
+PACKAGES = ("dsa-indexer", "torch", "triton", "vllm", "deep_gemm")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. Shapes begin with the heads where heads matter."""
+
+    k: int
+    pool_pages: int
+    copied: int
+    decode: list[tuple[int, int, int]]
+    captured: list[tuple[int, int, int, int]]
+    scores: list[tuple[int, int, int]]
+    topk: list[tuple[int, int]]
+    select: list[tuple[int, int, int]]
+    insert: list[int]
+    gather: list[tuple[int, int]]
+
+
+K4, K16, K64, K128, K256, M1 = 1 << 12, 1 << 14, 1 << 16, 1 << 17, 1 << 18, 1 << 20
+
+FULL = Plan(
+    k=2048,
+    pool_pages=1 << 17,
+    copied=1 << 29,
+    decode=[
+        (64, 1, K4), (64, 1, K64), (64, 8, K64), (64, 32, K64), (64, 64, K64), (64, 1, K128),
+        (64, 1, M1), (64, 64, K4), (32, 64, K64),
+        # For the figures.
+        (64, 1, K16), (64, 1, K256), (64, 64, K16), (64, 64, K128),
+    ],
+    captured=[(64, 1, K4, M1), (64, 64, K4, M1)],
+    scores=[(64, K4, K4), (64, K4, K64), (64, 2048, K128), (32, K4, K64)],
+    topk=[(K4, K64), (2048, K128)],
+    select=[(64, K4, K64)],
+    insert=[64, K4, K64],
+    gather=[(1, K64), (16, K64)],
+)  # fmt: skip
+QUICK = Plan(
+    k=2048,
+    pool_pages=1 << 16,
+    copied=1 << 29,
+    decode=[(64, 1, K4), (64, 1, K64), (64, 64, K64)],
+    captured=[(64, 1, K4, M1)],
+    scores=[(64, K4, K64)],
+    topk=[(K4, K64)],
+    select=[],
+    insert=[K4],
+    gather=[(1, K64)],
+)
+DRY = Plan(
+    k=16,
+    pool_pages=32,
+    copied=1 << 12,
+    decode=[(4, 1, 64), (4, 1, 128), (4, 1, 192), (4, 2, 64)],
+    captured=[(4, 1, 64, 256)],
+    scores=[(4, 8, 64)],
+    topk=[(8, 64)],
+    select=[(4, 8, 64)],
+    insert=[16],
+    gather=[(1, 64)],
+)
+
+
+def sections(plan: Plan, impl: str, rate: float) -> dict[str, list[Callable[[], dict[str, Any]]]]:
+    """What makes each section's rows."""
+    pool, k = Pool(plan.pool_pages), plan.k
+    return {
+        "decode": [partial(whole_and_parts, *s, k, pool, rate, impl) for s in plan.decode],
+        "captured": [partial(captured_for, *s, k, pool, impl) for s in plan.captured],
+        "scores": [partial(scores_of, *s, impl) for s in plan.scores],
+        "topk": [partial(topk_of, *s, k, rate, impl) for s in plan.topk],
+        "select": [partial(select_of, *s, k, impl) for s in plan.select],
+        "insert": [partial(insert_of, s, pool, rate, impl) for s in plan.insert],
+        "gather": [partial(gather_of, *s, pool, rate, impl) for s in plan.gather],
+    }
+
+
+def measure(plan: Plan, impl: str, only: set[str]) -> dict[str, Any]:
+    """All sections, printed as they come; "failed" names the rows that could not be made."""
+    torch.manual_seed(0)
+    rate = copy_rate(plan.copied)
+    results: dict[str, Any] = {"copy B/s": rate, "implementation": impl, "failed": []}
+    print(f"copies run at {rate / 1e12:.2f} TB/s", flush=True)
+    for name, rows in sections(plan, impl, rate).items():
+        if only and name not in only:
+            continue
+        began = time.monotonic()
+        results[name] = []
+        for row in rows:
+            try:
+                results[name].append(row())
+                _say(name, results[name][-1])
+            except Exception as error:  # the other rows are still worth their time
+                results["failed"].append(f"{name} {row.args[:4]}: {in_short(error)}")
+                print(results["failed"][-1], flush=True)
+            free()
+        print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+    return results
+
+
+def _say(name: str, row: dict[str, Any]) -> None:
+    shape = " ".join(f"{key}={value}" for key, value in row.items() if isinstance(value, int))
+    times = ", ".join(f"{what} {time:.1f}" for what, time in medians(row).items())
+    print(f"{name} {shape}: {times}")
+    for kind in ("wrong", "absent"):
+        reasons: dict[str, list[str]] = {}
+        for what, why in row[kind].items():
+            reasons.setdefault(why, []).append(what)
+        for why, names in reasons.items():
+            print(f"    {kind}: {', '.join(names)}: {why}")
+    sys.stdout.flush()
+
+
+def failures(results: dict[str, Any]) -> list[str]:
+    """What of ours was wrong."""
+    rows = [row for name in SECTIONS for row in results.get(name, ())]
+    wrong = [f"{name}: {why}" for row in rows for name, why in row["wrong"].items()]
+    return [*results["failed"], *wrong]
+
+
+def document(results: Path, into: Path) -> None:
+    """Tables and figures of a results file into a document."""
+    record = read(results)
+    figures = draw(record["results"], into.parent / "figures")
+    put(into, MARK, section(record, results, figures))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--document", type=Path, help="a results file to put into the docs")
+    parser.add_argument("--into", type=Path, default=PERFORMANCE, help="the document")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results file")
+    parser.add_argument("--only", default="", help="sections, separated by commas")
+    parser.add_argument("--impl", default="triton", help="which implementation of ours")
+    parser.add_argument("--quick", action="store_true", help="a few shapes")
+    parser.add_argument("--dry", action="store_true", help="tiny shapes, the reference")
+    chosen = parser.parse_args()
+    if chosen.document:
+        document(chosen.document.resolve(), chosen.into)
+        return 0
+    if not chosen.dry and DEVICE.type != "cuda":
+        sys.exit("a CUDA device is needed (or --dry)")
+    plan, impl = (DRY, "reference") if chosen.dry else (FULL, chosen.impl)
+    plan = QUICK if chosen.quick else plan
+    results = measure(plan, impl, set(filter(None, chosen.only.split(","))))
+    device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else processor()
+    card = "dry" if chosen.dry else device.replace("NVIDIA ", "").replace(" ", "-").lower()
+    suffix = f"-{MARK}-quick" if chosen.quick or chosen.only else f"-{MARK}"
+    path = write(card, device, results, packages=PACKAGES, suffix=suffix, folder=chosen.results)
+    print("written:", path)
+    wrong = failures(results)
+    print("\n".join(["WRONG:", *wrong]) if wrong else "all of ours right")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

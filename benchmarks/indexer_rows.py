@@ -1,0 +1,113 @@
+"""The benchmark's rows: each checks what it is about to time, then times all that can do the work.
+
+A row is a JSON object: its shape, "µs" (median, least and most of the rounds, by name), "checks"
+(what was compared and how far off it was), "wrong" (ours that failed a check or could not run) and
+"absent" (peers that could not take part, and why).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+import torch
+from indexer_inputs import Call, form
+from timing import ROUNDS, Replay, captured, eager, in_turns
+
+FORMS = {"fp8": None, "sm80": "80"}
+"""Our kernels' forms, and the architecture that brings each about."""
+
+
+@dataclass
+class Row:
+    """One shape: candidates are added, then timed in turns.
+
+    Attributes:
+        calls: how many a graph (or, with `eager_calls`, a loop under the host's clock) makes.
+        before: runs ahead of every graph, outside its time.
+        rewind: runs ahead of every check: undoes what `before` did to the inputs of call 0.
+    """
+
+    shape: dict[str, Any]
+    calls: int
+    before: Callable[[], None] | None = None
+    rewind: Callable[[], None] = lambda: None
+    eager_calls: bool = False
+    checks: dict[str, Any] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    _replays: dict[str, Replay] = field(default_factory=dict)
+
+    def ours(
+        self,
+        name: str,
+        call: Call,
+        check: Callable[[], None] | None = None,
+        arch: str | None = None,
+    ) -> None:
+        """Adds ours, if `check` raises nothing."""
+        try:
+            with form(arch):
+                if check:
+                    self.rewind()
+                    check()
+                self._replays[name] = self._timed(call)
+        except Exception as error:  # the other rows are still worth their time
+            self.wrong[name] = in_short(error)
+
+    def peer(
+        self, name: str, make: Callable[[], Call], check: Callable[[Call], None] | None = None
+    ) -> None:
+        """Adds a peer, if it is there and takes this shape."""
+        try:
+            call = make()
+            if check:
+                self.rewind()
+                check(call)
+            self._replays[name] = self._timed(call)
+        except Exception as error:  # missing, or does not support the shape
+            self.absent[name] = in_short(error)
+
+    def _timed(self, call: Call) -> Replay:
+        if self.eager_calls:
+            return eager(call, self.calls)
+        return captured(call, self.calls, before=self.before)
+
+    def done(self, rounds: int = ROUNDS) -> dict[str, Any]:
+        """Times everything; returns the row."""
+        times = in_turns(self._replays, rounds)
+        self._replays.clear()
+        return {
+            **self.shape,
+            "µs": {name: [round(value, 3) for value in astuple(t)] for name, t in times.items()},
+            "checks": self.checks,
+            "wrong": self.wrong,
+            "absent": self.absent,
+        }
+
+
+def need(right: bool, what: str) -> None:
+    """A check of ours."""
+    if not right:
+        raise ValueError(what)
+
+
+def medians(row: dict[str, Any]) -> dict[str, float]:
+    """µs by name."""
+    return {name: times[0] for name, times in row["µs"].items()}
+
+
+def best(row: dict[str, Any], names: Iterable[str]) -> str | None:
+    """The fastest of these that was timed."""
+    times = medians(row)
+    return min((name for name in names if name in times), key=times.__getitem__, default=None)
+
+
+def in_short(error: Exception) -> str:
+    """Kind and end of its message."""
+    return f"{type(error).__name__}: {str(error).strip()[-300:]}"
+
+
+def free() -> None:
+    """Gives back what the last row's graphs held."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,198 @@
+"""The indexer's results as the tables of docs/performance.md."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from documents import markdown_table, origin
+from indexer_rows import best, medians
+
+TOPK = ("cooperative", "persistent", "per row")
+CHAINS = tuple(f"DeepGEMM + {name}" for name in TOPK)
+Rows = Sequence[dict[str, Any]]
+
+
+def peer(row: dict[str, Any]) -> float | None:
+    """µs of DeepGEMM's logits with the best of vLLM's top-k: in one graph or summed, the less."""
+    times = medians(row)
+    found = [times[name] for name in CHAINS if name in times]
+    apart = apart_sum(row)
+    return min([*found, *([apart] if apart else [])], default=None)
+
+
+def apart_sum(row: dict[str, Any]) -> float | None:
+    """DeepGEMM's logits alone and the best top-k alone, summed."""
+    times, quickest = medians(row), best(row, TOPK)
+    logits = times.get("DeepGEMM logits")
+    return logits + times[quickest] if logits and quickest else None
+
+
+def section(record: dict[str, Any], path: Path, figures: Sequence[Path]) -> str:
+    """Everything between the marks."""
+    results = record["results"]
+    parts = [
+        f"{origin(record, path)} Copies run at {results['copy B/s'] / 1e12:.2f} TB/s. "
+        "Times in µs, medians."
+    ]
+    tables = {
+        "decode": (_decode, _decode_parts),
+        "captured": (_captured,),
+        "scores": (_scores,),
+        "topk": (_topk,),
+        "select": (_select,),
+        "insert": (_insert,),
+        "gather": (_gather,),
+    }
+    for name, make in tables.items():
+        if results.get(name):
+            parts += [table(results[name]) for table in make]
+            if name == "decode":
+                parts += [
+                    f"![{each.stem.replace('_', ' ')}](figures/{each.name})" for each in figures
+                ]
+    return "\n\n".join(parts)
+
+
+def _decode(rows: Rows) -> str:
+    head = (
+        "H", "B", "context", "ours, fp8", "ours, SM80 form", "DeepGEMM + best top-k, one graph",
+        "the two alone, summed", "fp8 / peer", "SM80 / peer", "byte floor", "fp8 / floor",
+    )  # fmt: skip
+    cells = []
+    for row in rows:
+        times, floor = medians(row), row["byte floor µs"]
+        chain, other = best(row, CHAINS), peer(row)
+        fp8, sm80 = times.get("select fp8"), times.get("select sm80")
+        cells.append([
+            row["H"], row["B"], _thousands(row["context"]), _bold(fp8), _time(sm80),
+            f"{times[chain]:.1f} ({chain.partition(' + ')[2]})" if chain else "",
+            _time(apart_sum(row)), _ratio(fp8, other), _ratio(sm80, other), _time(floor),
+            _ratio(fp8, floor),
+        ])  # fmt: skip
+    title = "**`indexer.select_paged`**, the whole selection of decode rows, k = "
+    note = (
+        "“Peer” is the faster of the two peer columns; it leaves out DeepGEMM's schedule, which "
+        "vLLM makes once a step."
+    )
+    return f"{title}{rows[0]['k']}:\n\n{markdown_table(head, cells)}\n\n{note}"
+
+
+def _decode_parts(rows: Rows) -> str:
+    names = (
+        "logits fp8", "logits sm80", "DeepGEMM logits", "DeepGEMM metadata, once a step", "top-k",
+        *TOPK, "torch.topk", "DeepGEMM + our top-k",
+    )  # fmt: skip
+    head = (
+        "H",
+        "B",
+        "context",
+        *(name.replace("top-k", "our top-k") if name == "top-k" else name for name in names),
+    )
+    return "Its parts, each alone (the last column: both in one graph):\n\n" + markdown_table(
+        head,
+        [[row["H"], row["B"], _thousands(row["context"]), *_times(row, names)] for row in rows],
+    )
+
+
+def _captured(rows: Rows) -> str:
+    head = ("H", "B", "context", "captured for", "form", "own", "long", "long / own")
+    cells = []
+    for row in rows:
+        times = medians(row)
+        shape = [row["H"], row["B"], _thousands(row["context"]), _thousands(row["captured for"])]
+        for name in ("select fp8", "select sm80", *CHAINS):
+            own, long = times.get(f"{name}, own"), times.get(f"{name}, long")
+            if own and long:
+                label = name.replace("select", "ours,")
+                cells.append([*shape, label, _time(own), _time(long), _ratio(long, own)])
+    return (
+        "**A graph captured for a longer context** than its rows have, beside one captured for "
+        f"their own:\n\n{markdown_table(head, cells)}"
+    )
+
+
+def _scores(rows: Rows) -> str:
+    head = ("H", "rows", "keys", "fp8", "TFLOP/s", "SM80 form", "TFLOP/s", "DeepGEMM", "TFLOP/s")
+    cells = []
+    for row in rows:
+        times, rate = medians(row), row["TFLOP/s"]
+        cells.append([row["H"], row["rows"], _thousands(row["keys"])])
+        for name in ("fp8", "sm80", "DeepGEMM"):
+            cells[-1] += [_time(times.get(name)), f"{rate[name]:.0f}" if name in rate else ""]
+    return f"**Ragged logits** (`mqa_logits.ragged`):\n\n{markdown_table(head, cells)}"
+
+
+def _topk(rows: Rows) -> str:
+    head = (
+        "rows",
+        "keys",
+        "k",
+        "ours",
+        "vLLM per row",
+        "torch.topk",
+        "ours / per row",
+        "byte floor",
+    )
+    cells = []
+    for row in rows:
+        times = medians(row)
+        cells.append([
+            row["rows"], _thousands(row["keys"]), row["k"],
+            *_times(row, ("ours", "per row", "torch.topk")),
+            _ratio(times.get("ours"), times.get("per row")), _time(row["byte floor µs"]),
+        ])  # fmt: skip
+    return f"**Top-k of prefill rows** (`topk.select`):\n\n{markdown_table(head, cells)}"
+
+
+def _select(rows: Rows) -> str:
+    names = ("fp8", "sm80", "DeepGEMM + per row")
+    cells = [
+        [row["H"], row["rows"], _thousands(row["keys"]), *_times(row, names),
+         _ratio(medians(row).get("fp8"), medians(row).get(names[2]))]
+        for row in rows
+    ]  # fmt: skip
+    head = ("H", "rows", "keys", "fp8", "SM80 form", "DeepGEMM + vLLM per row", "fp8 / peer")
+    return f"**`indexer.select_ragged`**:\n\n{markdown_table(head, cells)}"
+
+
+def _insert(rows: Rows) -> str:
+    head = ("tokens", "ours", "vLLM", "byte floor")
+    cells = [
+        [_thousands(row["tokens"]), *_times(row, ("ours", "vLLM")), _time(row["byte floor µs"])]
+        for row in rows
+    ]
+    return f"**K cache, insert**:\n\n{markdown_table(head, cells)}"
+
+
+def _gather(rows: Rows) -> str:
+    head = ("requests", "tokens each", "ours", "vLLM, sizes known", "byte floor")
+    cells = [
+        [row["requests"], _thousands(row["length"]), *_times(row, ("ours", "vLLM, sizes known")),
+         _time(row["byte floor µs"])]
+        for row in rows
+    ]  # fmt: skip
+    return (
+        "**K cache, gather**, by the host's clock, launches included; ours reads the lengths on "
+        f"the host:\n\n{markdown_table(head, cells)}"
+    )
+
+
+def _times(row: dict[str, Any], names: Sequence[str]) -> list[str]:
+    times = medians(row)
+    return [_time(times.get(name)) for name in names]
+
+
+def _time(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _bold(value: float | None) -> str:
+    return "" if value is None else f"**{value:.1f}**"
+
+
+def _ratio(value: float | None, base: float | None) -> str:
+    return f"{value / base:.2f}" if value and base else ""
+
+
+def _thousands(number: int) -> str:
+    return f"{number:,}"
