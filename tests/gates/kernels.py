@@ -17,11 +17,16 @@ SHARED_LIMIT = {
 }
 """Bytes of shared memory that a program can have."""
 
-_BUILDS = ("tests.gates.builds_sparse_mla", "tests.gates.builds_k_cache")
+_BUILDS = (
+    "tests.gates.builds_sparse_mla",
+    "tests.gates.builds_k_cache",
+    "tests.gates.builds_paged_logits",
+)
 _RUNS = (
     "tests.gates.runs_sparse_mla",
     "tests.gates.runs_k_cache",
     "tests.gates.runs_ragged_logits",
+    "tests.gates.runs_paged_logits",
 )
 
 NOT_INTERPRETED: dict[str, str] = dict.fromkeys(
@@ -29,6 +34,7 @@ NOT_INTERPRETED: dict[str, str] = dict.fromkeys(
         "attention_worker.kernels.sparse_mla.hopper_fp8:fp8_kernel",
         "attention_worker.kernels.sparse_mla.hopper_narrow:narrow_kernel",
         "attention_worker.kernels.sparse_mla.hopper_wide:wide_kernel",
+        "indexer_service.kernels.mqa_logits.paged_hopper:hopper_kernel",
     ),
     "Gluon has no interpreter: compiled here, and compared with the reference on a GPU",
 )

@@ -108,7 +108,7 @@ def _nothing() -> None:
     assert _score(case, "89").shape == (1, 0)
 
 
-_CASES: dict[str, Callable[[], None]] = {
+_CASES: dict[str, Callable[[str], None]] = {
     "64 heads": partial(_answers, heads=64),
     "5 heads, 48 wide": partial(_answers, heads=5, dim=48),
     "128 heads": partial(_answers, heads=128, dim=32),

@@ -74,7 +74,7 @@ def _fill(out, first_row, end_row, out_row, first_key, end_key, KEYS: gl.constex
     key = first_key + gl.arange(0, KEYS, _vector(WARPS))
     nothing = gl.full([KEYS], float("-inf"), gl.float32, _vector(WARPS))
     for row in range(first_row, end_row):
-        gl.store(out + row.to(gl.int64) * out_row + key, nothing, mask=key < end_key)
+        gl.store(out + gl.cast(row, gl.int64) * out_row + key, nothing, mask=key < end_key)
 
 
 @gluon.jit
@@ -88,7 +88,7 @@ def _copy_rows(
     column = gl.arange(0, COLUMNS, gl.SliceLayout(1, COPY))
     at = column[:, None] * DIM + gl.arange(0, DIM, gl.SliceLayout(0, COPY))[None, :]
     there = (row + column // HEADS < high)[:, None]
-    base = row.to(gl.int64) * HEADS
+    base = gl.cast(row, gl.int64) * HEADS
     async_copy.async_copy_global_to_shared(queries, q + base * DIM + at, mask=there)
     column = gl.arange(0, COLUMNS, _vector(WARPS))
     there = row + column // HEADS < high
@@ -162,7 +162,8 @@ def hopper_kernel(
         inside = (copied < keys)[:, None]
         async_copy.async_copy_global_to_shared(tile.index(part), k + at, mask=inside)
         scaled = first_key + part * PART + place
-        scales = (*scales, gl.load(k_scale + scaled, mask=scaled < keys, other=0.0))
+        scale = gl.load(k_scale + scaled, mask=scaled < keys, other=0.0)
+        scales += (scale,)  # type: ignore[assignment]
     for stage in gl.static_range(STAGES):
         _copy_rows(
             q, weights, low + stage * ROWS, high, queries.index(stage), ring.index(stage),

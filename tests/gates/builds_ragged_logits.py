@@ -1,0 +1,61 @@
+"""What is compiled of ragged MQA logits: all configurations that an architecture may use."""
+
+from typing import Any
+
+from indexer_service.kernels.architecture import native_fp8
+from indexer_service.kernels.mqa_logits import ragged_plan
+from indexer_service.kernels.mqa_logits.ragged_plan import MOST_BLOCK_ROWS, Configuration
+from tests.gates.kernels import ARCHITECTURES, Build
+
+_HERE = "indexer_service.kernels.mqa_logits"
+_TYPES = dict(
+    k_scale="*fp32", weights="*fp32", row_start="*i32", row_end="*i32", out="*fp32",
+    enabled="*i32", rows="i32", keys="i32", block_rows="i32", out_row="i64",
+)  # fmt: skip
+_UNALIGNED = ("k_scale", "weights", "row_start", "row_end", "out", "enabled")
+
+
+def _score(chosen: Configuration, heads: int, fill: bool, architectures: tuple[int, ...]) -> Build:
+    native = native_fp8(architectures[0])
+    types = _TYPES | (
+        dict(q="*fp8e4nv", k="*fp8e4nv") if native else dict(q="*fp16", k="*u8")
+    )  # fmt: skip
+    constants: dict[str, Any] = dict(
+        HEADS=heads, DIM=128, ROWS=chosen.rows(heads), STAGES=chosen.stages,
+        MOST_ROWS=MOST_BLOCK_ROWS, FILL=fill,
+    )  # fmt: skip
+    if chosen.form == "hopper":
+        parts = chosen.keys // (16 * chosen.warps)
+        constants |= dict(PARTS=parts, OVERLAP=chosen.overlap, num_warps=chosen.warps)
+        kernel = f"{_HERE}.ragged_hopper:hopper_kernel"
+    else:
+        constants |= dict(KEYS=chosen.keys, NATIVE=native, PACKED=True)
+        kernel = f"{_HERE}.ragged_tile:ragged_kernel"
+    return Build(
+        f"ragged logits {heads} heads {chosen}", kernel, types, constants,
+        dict(num_warps=chosen.warps), architectures, _UNALIGNED,
+    )  # fmt: skip
+
+
+def _groups() -> dict[tuple[bool, tuple[Configuration, ...]], tuple[int, ...]]:
+    """Architectures that use the same configurations in the same form."""
+    groups: dict[tuple[bool, tuple[Configuration, ...]], tuple[int, ...]] = {}
+    for arch in ARCHITECTURES:
+        kind = (native_fp8(arch), ragged_plan.configurations(arch))
+        groups[kind] = (*groups.get(kind, ()), arch)
+    return groups
+
+
+BUILDS = [
+    *(
+        _score(chosen, heads, fill, architectures)
+        for (_, configurations), architectures in _groups().items()
+        for chosen in configurations
+        for heads, fill in ((64, False), (64, True), (16, False), (32, False), (128, False))
+    ),
+    Build(
+        "decoded queries", f"{_HERE}.decode_queries:decode_kernel",
+        dict(codes="*u8", out="*fp16", count="i64"), dict(BLOCK=4096, PACKED=True),
+        dict(num_warps=4), tuple(arch for arch in ARCHITECTURES if not native_fp8(arch)),
+    ),
+]  # fmt: skip
