@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from tests.gates.kernels import ARCHITECTURES, NOT_INTERPRETED, SHARED_LIMIT, bu
 from tests.gates.written import kernels, without_a_gate
 
 SECONDS = 240
+
+Compiled = Future[list[dict[str, Any]]]
 
 PLANTED = {
     "beyond the end": "1 lanes out of bounds",
@@ -69,9 +73,26 @@ def test_every_kernel_is_interpreted_and_answers_as_its_reference(repository: Pa
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.fixture(scope="module")
+def compiled(request: pytest.FixtureRequest, repository: Path) -> Iterator[dict[int, Compiled]]:
+    """What is compiled for each architecture that was asked for, a process a core at a time."""
+    chosen = [
+        item.callspec.params["arch"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and "compiled" in item.fixturenames
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {
+            arch: pool.submit(lines, repository, "tests.gates.compile_for", str(arch))
+            for arch in chosen
+        }
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_kernels_compile_within_the_architectures_limits(arch: int, repository: Path) -> None:
-    results = lines(repository, "tests.gates.compile_for", str(arch))
+def test_kernels_compile_within_the_architectures_limits(
+    arch: int, compiled: dict[int, Compiled]
+) -> None:
+    results = compiled[arch].result()
     assert len(results) >= 6
     wrong = {build["name"]: broken(build, arch) for build in results if broken(build, arch)}
     assert not wrong
