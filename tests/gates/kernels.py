@@ -21,6 +21,7 @@ _BUILDS = (
     "tests.gates.builds_sparse_mla",
     "tests.gates.builds_k_cache",
     "tests.gates.builds_paged_logits",
+    "tests.gates.builds_ragged_logits",
 )
 _RUNS = (
     "tests.gates.runs_sparse_mla",
@@ -35,6 +36,7 @@ NOT_INTERPRETED: dict[str, str] = dict.fromkeys(
         "attention_worker.kernels.sparse_mla.hopper_narrow:narrow_kernel",
         "attention_worker.kernels.sparse_mla.hopper_wide:wide_kernel",
         "indexer_service.kernels.mqa_logits.paged_hopper:hopper_kernel",
+        "indexer_service.kernels.mqa_logits.ragged_hopper:hopper_kernel",
     ),
     "Gluon has no interpreter: compiled here, and compared with the reference on a GPU",
 )
