@@ -1,0 +1,253 @@
+"""Paged scores on SM90 with native e4m3, for caches that tensor maps can describe.
+
+As `paged_portable`, but in Gluon, Triton's lower level: the copy engine fetches whole pages while
+the threads compute, also across requests, so that memory never waits for a request to end. Pages
+outside the cache need no care: there the engine delivers zeros for keys and NaN for scales.
+"""
+
+import torch
+import triton.experimental.gluon.language as gl
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from indexer_service.kernels.mqa_logits.paged_portable import UNALIGNED, UNSPECIALISED
+from indexer_service.kernels.mqa_logits.paged_share import (
+    LENGTHS_AT_ONCE,
+    longest_row,
+    row_length,
+    seeing_request,
+    share,
+)
+
+D = 128
+"""The only head size that this kernel serves."""
+
+_D = gl.constexpr(D)
+
+
+@gluon.constexpr_function
+def keys_layout():
+    """A page's keys in shared memory as copied, and as the matrix instructions read them."""
+    return gl.NVMMASharedLayout(128, 8, 3)
+
+
+@gluon.constexpr_function
+def scales_layout():
+    return gl.NVMMASharedLayout(0, 32, 2)
+
+
+@gluon.constexpr_function
+def box(page, block_keys):
+    """Keys that one copy fetches."""
+    return min(page, block_keys)
+
+
+@gluon.jit
+def _fetch(
+    keys_map, scales_map, row_of_table, table_column, tile, longest, boxes, scale_boxes, stage,
+    full, PAGE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
+):  # fmt: skip
+    """Start copying a tile's keys and scales."""
+    PARTS: gl.constexpr = BLOCK_N // BOX
+    barrier = full.index(stage)
+    mbarrier.expect(barrier, BLOCK_N * (_D + 4))
+    for part in gl.static_range(PARTS):
+        to = stage * PARTS + part
+        position = tile * BLOCK_N + part * BOX
+        page = row_of_table + (position // PAGE).to(gl.int64) * table_column
+        page = gl.load(page, mask=position < longest, other=-1)
+        tma.async_copy_global_to_shared(
+            keys_map, [page, position % PAGE, 0], barrier, boxes.index(to)
+        )
+        tma.async_copy_global_to_shared(
+            scales_map, [page, position % PAGE], barrier, scale_boxes.index(to)
+        )
+
+
+@gluon.jit
+def _advance(
+    seq_lens, request, tile, longest, tiles, left, batch, length_request, length_row, limit,
+    LENGTHS: gl.constexpr, PADDING: gl.constexpr, PER_UNIT: gl.constexpr,
+):  # fmt: skip
+    """The tile after this one, maybe of a later request."""
+    tile += 1
+    left -= 1
+    if (tile == tiles) & (left > 0):
+        tile = 0
+        request, longest = seeing_request(
+            seq_lens, request + 1, batch, length_request, length_row, limit, LENGTHS
+        )  # fmt: skip
+        tiles = gl.cdiv(longest, PADDING) * PER_UNIT
+    return request, tile, longest, tiles, left
+
+
+@gluon.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=UNALIGNED)
+def hopper_kernel(
+    q, keys_map, scales_map, weights, seq_lens, table, scores, row_at, row_end, arrived, enabled,
+    batch, heads, limit, span: gl.int64, window: gl.int64,
+    weight_row: gl.int64, weight_head: gl.int64, length_request: gl.int64, length_row: gl.int64,
+    back, table_row: gl.int64, table_column: gl.int64, score_row: gl.int64,
+    NEXT_N: gl.constexpr, LENGTHS: gl.constexpr, HEADS: gl.constexpr, PAGE: gl.constexpr,
+    PADDING: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """As `paged_portable.portable_kernel`, with one matrix product a row.
+
+    keys_map: e4m3 [pages, page, 128]; scales_map: fp32 [pages, page].
+    """
+    gdc_wait()
+    gdc_launch_dependents()
+    if enabled is not None:  # noqa: SIM102 - decided when compiling
+        if gl.load(enabled) == 0:
+            return
+    PER_UNIT: gl.constexpr = PADDING // BLOCK_N
+    BOX: gl.constexpr = box(PAGE, BLOCK_N)
+    PARTS: gl.constexpr = BLOCK_N // BOX
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    PRODUCTS: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], [num_warps, 1], [16, HEADS, 32]
+    )  # fmt: skip
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [num_warps, 1], [1, 0])
+    boxes = gl.allocate_shared_memory(
+        gl.float8e4nv, [STAGES * PARTS, 1, BOX, _D], keys_layout()
+    )  # fmt: skip
+    scale_boxes = gl.allocate_shared_memory(
+        gl.float32, [STAGES * PARTS, 1, BOX], scales_layout()
+    )  # fmt: skip
+    keys = boxes._reinterpret(gl.float8e4nv, [STAGES, BLOCK_N, _D], TILE)
+    scales = scale_boxes._reinterpret(gl.float32, [STAGES, BLOCK_N], PLAIN)
+    queries = gl.allocate_shared_memory(gl.float8e4nv, [NEXT_N, HEADS, _D], TILE)
+    head_weights = gl.allocate_shared_memory(gl.float32, [NEXT_N, HEADS], PLAIN)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+
+    # Every warp reads all of the lengths, so that none waits for another.
+    BATCH: gl.constexpr = gl.BlockedLayout([LENGTHS_AT_ONCE // 32], [32], [num_warps], [0])
+    begin, end, request, at = share(
+        gl.arange(0, LENGTHS_AT_ONCE, BATCH), seq_lens, row_at, row_end, arrived, batch, limit,
+        span, window, length_request, length_row, back, NEXT_N, LENGTHS, PER_UNIT, PADDING,
+    )  # fmt: skip
+    if begin == end:
+        return
+    gl.thread_barrier()
+
+    # The copying side runs STAGES tiles ahead, with its own place in the batch.
+    copy_request = request
+    copy_tile = begin - at * PER_UNIT
+    copy_longest = longest_row(
+        seq_lens, request, True, length_request, length_row, limit, LENGTHS
+    )  # fmt: skip
+    copy_tiles = gl.cdiv(copy_longest, PADDING) * PER_UNIT
+    left = end - begin
+    for stage in range(gl.minimum(left, STAGES)):
+        _fetch(
+            keys_map, scales_map, table + copy_request.to(gl.int64) * table_row, table_column,
+            copy_tile, copy_longest, boxes, scale_boxes, stage, full, PAGE, BLOCK_N, BOX,
+        )  # fmt: skip
+        copy_request, copy_tile, copy_longest, copy_tiles, left = _advance(
+            seq_lens, copy_request, copy_tile, copy_longest, copy_tiles, left, batch,
+            length_request, length_row, limit, LENGTHS, PADDING, PER_UNIT,
+        )  # fmt: skip
+
+    n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, PRODUCTS))
+    column = gl.arange(0, HEADS, gl.SliceLayout(0, PRODUCTS))
+    head = gl.arange(0, HEADS, gl.SliceLayout(1, LOAD))
+    d = gl.arange(0, _D, gl.SliceLayout(0, LOAD))
+    nothing = gl.zeros([BLOCK_N, HEADS], gl.float32, PRODUCTS)
+    stage = 0
+    phase = 0
+    tile = begin
+    while tile < end:
+        request, longest = seeing_request(
+            seq_lens, request, batch, length_request, length_row, limit, LENGTHS
+        )  # fmt: skip
+        units = gl.cdiv(longest, PADDING)
+        first = tile - at * PER_UNIT
+        stop = gl.minimum(units * PER_UNIT, first + end - tile)
+        row = request.to(gl.int64) * NEXT_N
+        gl.thread_barrier()
+        for j in gl.static_range(NEXT_N):
+            query = q + ((row + j) * heads + head) * _D
+            query = gl.load(query[:, None] + d[None, :], mask=(head < heads)[:, None], other=0)
+            queries.index(j).store(query.to(gl.float8e4nv, bitcast=True))
+            weight = weights + (row + j) * weight_row + column * weight_head
+            weight = gl.load(weight, mask=column < heads, other=0.0)
+            if NEXT_N > 1:
+                head_weights.index(j).store(weight)
+        fence_async_shared()
+        gl.thread_barrier()
+        if row_at is not None:
+            to = scores + (at.to(gl.int64) * NEXT_N * PADDING - window * span)
+            row_step = units.to(gl.int64) * PADDING
+        else:
+            to = scores + row * score_row
+            row_step = score_row
+        for i in range(first, stop):
+            mbarrier.wait(full.index(stage), phase)
+            block = keys.index(stage)
+            scale = scales.index(stage).load(gl.SliceLayout(1, PRODUCTS))
+            position = i * BLOCK_N + n
+            for j in gl.static_range(NEXT_N):
+                products = warpgroup_mma(
+                    block, queries.index(j).permute((1, 0)), nothing, use_acc=False,
+                    is_async=True,
+                )  # fmt: skip
+                if NEXT_N > 1:
+                    weight = head_weights.index(j).load(gl.SliceLayout(0, PRODUCTS))
+                products = warpgroup_mma_wait(0, deps=[products])
+                if j == NEXT_N - 1:
+                    gl.thread_barrier()
+                    if left > 0:
+                        _fetch(
+                            keys_map, scales_map,
+                            table + copy_request.to(gl.int64) * table_row, table_column,
+                            copy_tile, copy_longest, boxes, scale_boxes, stage, full, PAGE,
+                            BLOCK_N, BOX,
+                        )  # fmt: skip
+                        copy_request, copy_tile, copy_longest, copy_tiles, left = _advance(
+                            seq_lens, copy_request, copy_tile, copy_longest, copy_tiles, left,
+                            batch, length_request, length_row, limit, LENGTHS, PADDING,
+                            PER_UNIT,
+                        )  # fmt: skip
+                products = gl.maximum(products, 0.0, propagate_nan=tl.PropagateNan.ALL)
+                score = gl.sum(products * weight[None, :], 1) * scale
+                if row_at is not None:
+                    gl.store(to + j * row_step + position, score)
+                else:
+                    length = row_length(
+                        seq_lens, request, j, True, length_request, length_row, back, limit,
+                        NEXT_N,
+                    )  # fmt: skip
+                    gl.store(to + j * row_step + position, score, mask=position < length)
+            stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
+            phase = gl.where(stage == 0, phase ^ 1, phase)
+        # (Were lengths to change meanwhile, this must end all the same.)
+        tile = gl.where(first < stop, tile + stop - first, end)
+        if stop == units * PER_UNIT:
+            at += units
+            request += 1
+
+
+def tensor_maps(k_cache: Tensor, block_keys: int) -> dict[str, TensorDescriptor]:
+    """keys_map and scales_map of a K cache whose address and stride(0) are multiples of 16."""
+    pages, page, width = k_cache.shape
+    keys = box(page, block_keys)
+    planes = k_cache.as_strided((pages, page * width), (k_cache.stride(0), 1))
+    values = planes.view(torch.float8_e4m3fn)
+    values = values.as_strided((pages, page, D), (k_cache.stride(0), D, 1))
+    scales = planes.view(torch.float32)[:, page * D // 4 :]
+    return dict(
+        keys_map=TensorDescriptor.from_tensor(values, [1, keys, D], keys_layout()),
+        scales_map=TensorDescriptor.from_tensor(scales, [1, keys], scales_layout(), "nan"),
+    )

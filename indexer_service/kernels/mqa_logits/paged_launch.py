@@ -1,0 +1,128 @@
+"""`mqa_logits.paged` in Triton, and the same into packed rows for the fused operation."""
+
+from typing import Any
+
+from torch import Tensor
+
+from indexer_service.kernels.architecture import HOPPER, architecture, native_fp8, processors
+from indexer_service.kernels.checks import fault
+from indexer_service.kernels.k_cache.layout import SCALE_BYTES
+from indexer_service.kernels.mqa_logits import paged_plan
+from indexer_service.kernels.mqa_logits.packed import PADDING, PackedScores, padded, span
+from indexer_service.kernels.mqa_logits.paged_plan import Configuration
+from indexer_service.kernels.mqa_logits.paged_portable import portable_kernel
+from indexer_service.kernels.mqa_logits.paged_tails import fill_tails
+
+_VECTOR_BYTES = 16
+"""The widest load; tensor maps need addresses and strides that are multiples of it."""
+
+
+def paged(
+    q: Tensor,
+    k_cache: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    out: Tensor,
+    *,
+    configuration: Configuration | None = None,
+) -> None:
+    """See `mqa_logits.paged`; arguments are checked, q is uint8, out's columns are the context."""
+    if out.numel() == 0:
+        return
+    limit = min(out.shape[1], block_table.shape[1] * k_cache.shape[1])
+    fill_tails(out, seq_lens, limit, q.shape[1])
+    if limit > 0:
+        _launch(q, k_cache, weights, seq_lens, block_table, out, limit, {}, configuration)
+
+
+def paged_packed(
+    q: Tensor,
+    k_cache: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    packed: PackedScores,
+    *,
+    limit: int,
+    window: int = 0,
+    enabled: Tensor | None = None,
+    configuration: Configuration | None = None,
+) -> None:
+    """Scores of one window's requests into rows that this lays out; see `packed`.
+
+    Args:
+        q, k_cache, weights, seq_lens, block_table: as `paged`, checked.
+        packed: written: row_at, row_end and arrived of all rows, scores of this window's.
+        limit: lengths above it (and above what the table has room for) are cut.
+        window: its number; `packed.windows` says how many there are.
+        enabled: int32 [1] on the device; with 0 in it nothing is written.
+    """
+    limit = min(limit, block_table.shape[1] * k_cache.shape[1])
+    batch, next_n = q.shape[:2]
+    needed = min(batch, 2) * next_n * padded(limit)
+    if len(packed.scores) < needed:
+        raise fault("packed", f"{len(packed.scores)} scores", f"give {needed} or more")
+    if not batch:
+        return
+    step = span(len(packed.scores), next_n, limit)
+    layout = dict(row_at=packed.row_at, row_end=packed.row_end, arrived=packed.arrived,
+                  enabled=enabled, span=step, window=window)  # fmt: skip
+    _launch(q, k_cache, weights, seq_lens, block_table, packed.scores, limit, layout, configuration)
+
+
+def _launch(
+    q: Tensor,
+    k_cache: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    table: Tensor,
+    scores: Tensor,
+    limit: int,
+    layout: dict[str, Any],
+    configuration: Configuration | None,
+) -> None:
+    """Args:
+    layout: of packed rows; empty for rows that lie scores.stride(0) apart.
+    """
+    batch, next_n, heads, dim = q.shape
+    if dim < 32 or dim & (dim - 1):
+        raise fault("q", f"D = {dim} is not a power of two from 32 up", 'use impl="reference"')
+    arch = architecture(q.device)
+    # Without pages there is nothing to map.
+    aligned = k_cache.data_ptr() % _VECTOR_BYTES == 0 and k_cache.stride(0) % _VECTOR_BYTES == 0
+    columns = paged_plan.columns(heads, next_n)
+    if configuration is None:
+        configuration = paged_plan.configurations(
+            arch, columns.rows * columns.heads, tensor_maps=aligned
+        )[0]
+    q = q.contiguous()
+    if q.data_ptr() % _VECTOR_BYTES:
+        q = q.clone()
+    by_row = seq_lens.dim() == 2
+    arguments = dict(
+        q=q, weights=weights, seq_lens=seq_lens, table=table, scores=scores,
+        row_at=layout.get("row_at"), row_end=layout.get("row_end"),
+        arrived=layout.get("arrived"), enabled=layout.get("enabled"), batch=batch, heads=heads,
+        limit=limit, span=layout.get("span", 0), window=layout.get("window", 0),
+        weight_row=weights.stride(0), weight_head=weights.stride(1),
+        length_request=seq_lens.stride(0), length_row=seq_lens.stride(1) if by_row else 0,
+        back=0 if by_row else 1, table_row=table.stride(0), table_column=table.stride(1),
+        score_row=0 if layout else scores.stride(0), NEXT_N=next_n,
+        LENGTHS=next_n if by_row else 1, HEADS=columns.heads, PAGE=k_cache.shape[1],
+        PADDING=PADDING, BLOCK_N=configuration.block_keys, STAGES=configuration.stages,
+        num_warps=configuration.warps,
+    )  # fmt: skip
+    grid = (processors(q.device) * configuration.programs,)
+    if configuration.kernel == "hopper":
+        from indexer_service.kernels.mqa_logits.paged_hopper import hopper_kernel, tensor_maps
+
+        hopper_kernel[grid](**arguments, **tensor_maps(k_cache, configuration.block_keys))
+        return
+    gpu = q.device.type == "cuda"
+    portable_kernel[grid](
+        **arguments, cache=k_cache, pages=len(k_cache), page_stride=k_cache.stride(0),
+        ROWS=columns.rows, GROUPS=columns.groups, D=dim,
+        ALIGN=_VECTOR_BYTES if aligned else SCALE_BYTES, NATIVE=native_fp8(arch), ASSEMBLY=gpu,
+        PDL=arch >= HOPPER and gpu,
+    )  # fmt: skip

@@ -1,0 +1,154 @@
+"""Paged scores on any GPU from SM80 up.
+
+A fixed number of programs shares the tiles of BLOCK_N keys of all requests evenly: each reads the
+lengths, takes its part and walks through the requests that it falls on, so that the real lengths
+decide the work. Keys are the long side of the matrix product and the heads of one or more rows of
+the request the short one; the next tiles' keys are on their way meanwhile.
+"""
+
+import triton
+import triton.language as tl
+
+from indexer_service.kernels.e4m3 import SCALE_OF_PRODUCTS, decode_e4m3
+from indexer_service.kernels.mqa_logits.paged_share import (
+    FAR,
+    LENGTHS_AT_ONCE,
+    row_length,
+    seeing_request,
+    share,
+)
+
+UNSPECIALISED = (
+    "batch", "heads", "pages", "limit", "span", "window", "page_stride",
+    "weight_row", "weight_head", "length_request", "length_row", "back", "table_row",
+    "table_column", "score_row",
+)  # fmt: skip
+"""Numbers whose values must not make new kernels."""
+
+UNALIGNED = ("cache", "weights", "seq_lens", "table", "scores", "row_at", "row_end", "arrived",
+             "enabled")  # fmt: skip
+"""Pointers whose alignment must not make new kernels."""
+
+
+@triton.jit
+def _pages(table, position, longest, table_column, PAGE: tl.constexpr):
+    """The page of each position, -1 past the longest row."""
+    at = table + (position // PAGE).to(tl.int64) * table_column
+    return tl.load(at, mask=position < longest, other=-1)
+
+
+@triton.jit
+def _scales(cache, page, position, pages, page_stride, PAGE: tl.constexpr, D: tl.constexpr):
+    """Scales of keys; NaN for pages outside the cache."""
+    inside = (page >= 0) & (page < pages)
+    plane = (cache + PAGE * D).to(tl.pointer_type(tl.float32))
+    at = plane + page.to(tl.int64) * (page_stride // 4) + position % PAGE
+    return tl.load(at, mask=inside, other=float("nan"))
+
+
+@triton.jit
+def _values(codes, NATIVE: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """What a matrix product takes for bytes of e4m3: themselves, or fp16 times 2^-8."""
+    return codes.to(tl.float8e4nv, bitcast=True) if NATIVE else decode_e4m3(codes, ASSEMBLY)
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=UNALIGNED)
+def portable_kernel(
+    q, cache, weights, seq_lens, table, scores, row_at, row_end, arrived, enabled, batch,
+    heads, pages, limit, span: tl.int64, window: tl.int64, page_stride: tl.int64,
+    weight_row: tl.int64, weight_head: tl.int64, length_request: tl.int64, length_row: tl.int64,
+    back, table_row: tl.int64, table_column: tl.int64, score_row: tl.int64,
+    NEXT_N: tl.constexpr, LENGTHS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
+    HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, PADDING: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ALIGN: tl.constexpr, NATIVE: tl.constexpr,
+    ASSEMBLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Scores of all requests' rows.
+
+    q: bytes [batch, NEXT_N, heads, D], contiguous. seq_lens: LENGTHS lengths a request.
+    row_at: where rows lie is for this kernel to say (see `packed`); None if row r's score of
+    position s, below the row's length, goes to scores[r * score_row + s].
+    enabled: int32 [1] or None; with 0 in it nothing is done.
+    HEADS: heads with padding. A request's rows are computed in GROUPS groups of ROWS.
+    ALIGN: bytes that keys are aligned to.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if enabled is not None:  # noqa: SIM102 - decided when compiling
+        if tl.load(enabled) == 0:
+            return
+    PER_UNIT: tl.constexpr = PADDING // BLOCK_N
+    begin, end, request, at = share(
+        tl.arange(0, LENGTHS_AT_ONCE), seq_lens, row_at, row_end, arrived, batch, limit, span,
+        window, length_request, length_row, back, NEXT_N, LENGTHS, PER_UNIT * GROUPS, PADDING,
+    )  # fmt: skip
+    n = tl.arange(0, BLOCK_N)
+    d = tl.arange(0, D)
+    column = tl.arange(0, ROWS * HEADS)
+    head = column % HEADS
+    tile = begin
+    while tile < end:
+        request, longest = seeing_request(
+            seq_lens, request, batch, length_request, length_row, limit, LENGTHS
+        )  # fmt: skip
+        units = tl.cdiv(longest, PADDING)
+        tiles = units * PER_UNIT
+        local = tile - at * (PER_UNIT * GROUPS)
+        group = local // tl.maximum(tiles, 1)
+        first = local - group * tiles
+        stop = tl.minimum(tiles, first + end - tile)
+
+        row_of_table = table + request.to(tl.int64) * table_row
+        position = first * BLOCK_N + n
+        following = _pages(row_of_table, position, longest, table_column, PAGE)
+        scale_following = _scales(cache, following, position, pages, page_stride, PAGE, D)
+        row = request.to(tl.int64) * NEXT_N
+        j = group * ROWS + column // HEADS
+        there = (j < NEXT_N) & (head < heads)
+        query = q + ((row + j) * heads + head) * D
+        query = tl.load(query[:, None] + d[None, :], mask=there[:, None], other=0)
+        query = tl.trans(_values(query, NATIVE, ASSEMBLY))
+        weight = weights + (row + j) * weight_row + head * weight_head
+        weight = tl.load(weight, mask=there, other=0.0)
+        out_row = group * ROWS + tl.arange(0, ROWS)
+        if row_at is not None:
+            to = (at.to(tl.int64) * NEXT_N + out_row * units.to(tl.int64)) * PADDING
+            to = scores + (to - window * span)
+            end_of_row = tl.where(out_row < NEXT_N, FAR, 0)
+        else:
+            to = scores + (row + out_row) * score_row
+            end_of_row = row_length(
+                seq_lens, request, out_row, out_row < NEXT_N, length_request, length_row, back,
+                limit, NEXT_N,
+            )  # fmt: skip
+            end_of_row = tl.where(out_row < NEXT_N, end_of_row, 0)
+
+        for i in tl.range(first, stop, num_stages=STAGES):
+            # Pages are read one tile ahead: the keys' addresses must not wait for them. So are
+            # the scales, which the pipeline for the matrix product leaves alone.
+            page = following
+            scale = scale_following
+            position = i * BLOCK_N + n
+            after = position + BLOCK_N
+            following = _pages(row_of_table, after, longest, table_column, PAGE)
+            inside = (page >= 0) & (page < pages)
+            key = cache + page.to(tl.int64) * page_stride + (position % PAGE) * D
+            key = tl.multiple_of(key, ALIGN)
+            keys = tl.load(key[:, None] + d[None, :], mask=inside[:, None], other=0)
+            products = tl.dot(_values(keys, NATIVE, ASSEMBLY), query)
+            scale_following = _scales(cache, following, after, pages, page_stride, PAGE, D)
+            products = tl.maximum(products, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            products = products * weight[None, :]
+            score = tl.sum(tl.reshape(products, (BLOCK_N, ROWS, HEADS)), 2)
+            if not NATIVE:
+                score *= SCALE_OF_PRODUCTS
+            score *= scale[:, None]
+            seen = position[:, None] < end_of_row[None, :]
+            tl.store(to[None, :] + position[:, None], score, mask=seen)
+
+        # (Were lengths to change meanwhile, this must end all the same.)
+        tile = tl.where(first < stop, tile + stop - first, end)
+        if group * tiles + stop == tiles * GROUPS:
+            at += units
+            request += 1
