@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from indexer_rows import medians
-from indexer_tables import peer
+from indexer_rows import medians, peer
 
 Value = Callable[[dict[str, Any]], float | None]
 

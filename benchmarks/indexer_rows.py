@@ -13,6 +13,10 @@ import torch
 from indexer_inputs import Call, form
 from timing import ROUNDS, Replay, captured, eager, in_turns
 
+TOPK = ("cooperative", "persistent", "per row")
+CHAINS = tuple(f"DeepGEMM + {name}" for name in TOPK)
+"""vLLM's top-k, alone and behind DeepGEMM's logits."""
+
 FORMS = {"fp8": None, "sm80": "80"}
 """Our kernels' forms, and the architecture that brings each about."""
 
@@ -100,6 +104,21 @@ def best(row: dict[str, Any], names: Iterable[str]) -> str | None:
     """The fastest of these that was timed."""
     times = medians(row)
     return min((name for name in names if name in times), key=times.__getitem__, default=None)
+
+
+def peer(row: dict[str, Any]) -> float | None:
+    """µs of DeepGEMM's logits with the best of vLLM's top-k: in one graph or summed, the less."""
+    times = medians(row)
+    found = [times[name] for name in CHAINS if name in times]
+    apart = apart_sum(row)
+    return min([*found, *([apart] if apart else [])], default=None)
+
+
+def apart_sum(row: dict[str, Any]) -> float | None:
+    """DeepGEMM's logits alone and the best top-k alone, summed."""
+    times, quickest = medians(row), best(row, TOPK)
+    logits = times.get("DeepGEMM logits")
+    return logits + times[quickest] if logits and quickest else None
 
 
 def in_short(error: Exception) -> str:

@@ -2,37 +2,23 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from documents import markdown_table, origin
-from indexer_rows import best, medians
+from indexer_aims import aims
+from indexer_rows import CHAINS, TOPK, apart_sum, best, medians, peer
 
-TOPK = ("cooperative", "persistent", "per row")
-CHAINS = tuple(f"DeepGEMM + {name}" for name in TOPK)
 Rows = Sequence[dict[str, Any]]
-
-
-def peer(row: dict[str, Any]) -> float | None:
-    """µs of DeepGEMM's logits with the best of vLLM's top-k: in one graph or summed, the less."""
-    times = medians(row)
-    found = [times[name] for name in CHAINS if name in times]
-    apart = apart_sum(row)
-    return min([*found, *([apart] if apart else [])], default=None)
-
-
-def apart_sum(row: dict[str, Any]) -> float | None:
-    """DeepGEMM's logits alone and the best top-k alone, summed."""
-    times, quickest = medians(row), best(row, TOPK)
-    logits = times.get("DeepGEMM logits")
-    return logits + times[quickest] if logits and quickest else None
 
 
 def section(record: dict[str, Any], path: Path, figures: Sequence[Path]) -> str:
     """Everything between the marks."""
     results = record["results"]
     parts = [
-        f"{origin(record, path)} Copies run at {results['copy B/s'] / 1e12:.2f} TB/s. "
-        "Times in µs, medians."
+        f"{origin(record, path)} Copies run at {results['copy B/s'] / 1e12:.2f} TB/s. Times in µs, "
+        f"medians; {_spread(results)}",
+        aims(results),
     ]
     tables = {
         "decode": (_decode, _decode_parts),
@@ -50,7 +36,23 @@ def section(record: dict[str, Any], path: Path, figures: Sequence[Path]) -> str:
                 parts += [
                     f"![{each.stem.replace('_', ' ')}](figures/{each.name})" for each in figures
                 ]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
+
+
+def _spread(results: dict[str, Any]) -> str:
+    """How far the rounds of ours lay apart."""
+    ours = [
+        (most - least) / middle * 100
+        for row in results.get("decode", ())
+        for name, (middle, least, most) in row["µs"].items()
+        if name.startswith("select")
+    ]
+    if not ours:
+        return "least and most of the rounds are in the file."
+    return (
+        f"the rounds of `select_paged` lay {median(ours):.0f} % apart, at most {max(ours):.0f} % "
+        "(least and most are in the file)."
+    )
 
 
 def _decode(rows: Rows) -> str:
