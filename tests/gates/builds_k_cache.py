@@ -5,15 +5,19 @@ from tests.gates.kernels import ARCHITECTURES, Build
 _HERE = "indexer_service.kernels.k_cache"
 
 
-def _insert(dtype: str, replica: bool, aligned: int, architectures: tuple[int, ...]) -> Build:
+def _insert(
+    dtype: str, replica: bool, aligned: int, keys: int, architectures: tuple[int, ...]
+) -> Build:
     strides = ("room", "k_stride", "slot_stride", "page_stride", "replica_stride")
     return Build(
-        f"insert {dtype} replica {replica} aligned {aligned}", f"{_HERE}.insertion:insert_kernel",
+        f"insert {dtype} replica {replica} aligned {aligned} keys {keys}",
+        f"{_HERE}.insertion:insert_kernel",
         dict(k=dtype, slots="*i64", k_cache="*u8", replica="*u8", count="i32")
         | dict.fromkeys(strides, "i64"),
-        dict(DIM=128, PAGE=64, REPLICA=replica, ALIGNED=aligned, KEYS=8, BLOCK_D=128,
+        dict(DIM=128, PAGE=64, REPLICA=replica, ALIGNED=aligned, KEYS=keys, BLOCK_D=128,
              PDL=architectures[0] >= 90),
-        dict(num_warps=4), architectures, unaligned=("slots", "k_cache", "replica"),
+        dict(num_warps={4: 2, 16: 4}[keys]), architectures,
+        unaligned=("slots", "k_cache", "replica"),
     )  # fmt: skip
 
 
@@ -24,8 +28,8 @@ def _gather(aligned: int) -> Build:
         f"gather aligned {aligned}", f"{_HERE}.gathering:gather_kernel",
         dict(k_cache="*u8", block_table="*i32", seq_lens="*i32", values="*u8", scales="*u8")
         | dict.fromkeys(counts, "i32") | dict.fromkeys(strides, "i64"),
-        dict(DIM=128, PAGE=64, ALIGNED=aligned, KEYS=128, BLOCK_D=128, CHUNK=128),
-        dict(num_warps=4), unaligned=("k_cache", "block_table", "seq_lens"),
+        dict(DIM=128, PAGE=64, ALIGNED=aligned, KEYS=64, BLOCK_D=128, CHUNK=128),
+        dict(num_warps=2), unaligned=("k_cache", "block_table", "seq_lens"),
     )  # fmt: skip
 
 
@@ -34,10 +38,10 @@ _NEW = tuple(arch for arch in ARCHITECTURES if arch >= 90)
 
 BUILDS = [
     *(
-        _insert(dtype, replica, aligned, group)
+        _insert(dtype, replica, aligned, keys, group)
         for group in (_OLD, _NEW)
-        for dtype, replica, aligned in (
-            ("*bf16", False, 16), ("*bf16", True, 16), ("*fp16", False, 1),
+        for dtype, replica, aligned, keys in (
+            ("*bf16", False, 16, 4), ("*bf16", True, 16, 16), ("*fp16", False, 1, 16),
         )
     ),
     _gather(16),

@@ -10,9 +10,9 @@ from torch import Tensor
 from indexer_service.kernels.checks import E4M3
 from indexer_service.kernels.k_cache.layout import SCALE_BYTES, alignment
 
-_KEYS = 128
+_KEYS = 64
 """Keys of one program."""
-_WARPS = 4
+_WARPS = 2
 _REQUESTS = 128
 """Lengths that a program reads at a time while it looks for its first request."""
 
@@ -98,11 +98,11 @@ def gather(
     values = torch.empty((total, dim), dtype=torch.uint8, device=k_cache.device)
     scales = torch.empty(total, dtype=torch.float32, device=k_cache.device)
     if total:
-        gather_kernel[(triton.cdiv(total, _KEYS),)](
+        gather_kernel[(-(-total // _KEYS),)](
             k_cache, block_table, seq_lens, values, scales.view(torch.uint8), len(lengths),
             block_table.shape[1], pages, total, k_cache.stride(0), *block_table.stride(),
             seq_lens.stride(0),
             DIM=dim, PAGE=page, ALIGNED=alignment(k_cache), KEYS=_KEYS,
-            BLOCK_D=triton.next_power_of_2(dim), CHUNK=_REQUESTS, num_warps=_WARPS,
+            BLOCK_D=1 << (dim - 1).bit_length(), CHUNK=_REQUESTS, num_warps=_WARPS,
         )  # fmt: skip
     return values.view(E4M3), scales

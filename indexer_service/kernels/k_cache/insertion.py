@@ -11,9 +11,10 @@ from indexer_service.kernels.architecture import HOPPER, architecture
 from indexer_service.kernels.checks import fault
 from indexer_service.kernels.k_cache.layout import SCALE_BYTES, alignment
 
-_KEYS = 8
-"""Keys of one program."""
-_WARPS = 4
+_FEW_KEYS = 2048
+_BLOCKS = ((4, 2), (16, 4))
+"""Keys and warps of a program: for up to _FEW_KEYS keys, where more programs start sooner than
+fewer ones with more work; and for more of them."""
 _VECTOR = 8
 """16-bit values that are read at once."""
 
@@ -124,12 +125,13 @@ def insert(k: Tensor, slots: Tensor, k_cache: Tensor, replica: Tensor | None) ->
         if replica.device != k_cache.device:
             _reach(k_cache.device, replica.device)
     second = k_cache if replica is None else replica
+    block, warps = _BLOCKS[count > _FEW_KEYS]
     dependent = k.device.type == "cuda" and architecture(k.device) >= HOPPER
-    insert_kernel[(triton.cdiv(count, _KEYS),)](
+    insert_kernel[(-(-count // block),)](
         k, slots, k_cache, second, count, pages * page, k.stride(0), slots.stride(0),
         k_cache.stride(0), second.stride(0),
-        DIM=dim, PAGE=page, REPLICA=replica is not None, ALIGNED=aligned, KEYS=_KEYS,
-        BLOCK_D=triton.next_power_of_2(dim), PDL=dependent, num_warps=_WARPS,
+        DIM=dim, PAGE=page, REPLICA=replica is not None, ALIGNED=aligned, KEYS=block,
+        BLOCK_D=1 << (dim - 1).bit_length(), PDL=dependent, num_warps=warps,
         **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
 
