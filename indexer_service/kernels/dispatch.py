@@ -20,10 +20,12 @@ from indexer_service.kernels.checks import fault
 Implementation = Callable[..., Any]
 
 AUTO = "auto"
-PREFERENCE = ("xpu", "deepgemm", "triton", "reference")
+TRITON = "triton"
+REFERENCE = "reference"
+PREFERENCE = ("xpu", "deepgemm", TRITON, REFERENCE)
 """What "auto" means: the first of these that the operation has and that supports the call."""
 
-_DEVICES = {"xpu": "xpu", "deepgemm": "cuda", "triton": "cuda"}
+_DEVICES = {"xpu": "xpu", "deepgemm": "cuda", TRITON: "cuda"}
 """The type of device that "auto" takes an implementation for; the others run on any."""
 
 

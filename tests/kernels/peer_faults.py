@@ -94,7 +94,7 @@ def a_long_prefix_is_selected_from_not_just_counted(where: Where) -> None:
     """S/24636, pypto-lib/592: 128 query rows took the short-sequence path, ignoring the prefix."""
     start, rows, k = where.size(4096, 512), where.size(128, 4), where.size(2048, 256)
     bounds = [(0, start + 1 + row) for row in range(rows)]
-    case = where.ragged(inputs.ragged(bounds, start + rows, heads=16, dim=where.size(128, 32)))
+    case = where.ragged(inputs.ragged(bounds, start + rows, heads=16, dim=where.size(128, 64)))
     chosen = indexer.select_ragged(*case, k, impl=where.impl).cpu()
     scores = mqa_logits.ragged(*case, impl=where.impl).cpu()
     for row in (0, rows // 2, rows - 1):
@@ -105,7 +105,7 @@ def a_long_prefix_is_selected_from_not_just_counted(where: Where) -> None:
 def all_lengths_zero_in_a_full_batch(where: Where) -> None:
     """V/51970, V/51972, DeepGEMM 344, 353, 354: read outside the cache."""
     for batch in (32, 64):
-        case = inputs.paged([0] * batch)
+        case = inputs.paged([0] * batch, heads=16, dim=64)
         case.block_table.fill_(1 << 30)
         chosen = indexer.select_paged(*where.paged(case), 8, impl=where.impl)
         assert (chosen == -1).all()
@@ -113,7 +113,7 @@ def all_lengths_zero_in_a_full_batch(where: Where) -> None:
 
 def lengths_that_are_not_contiguous(where: Where) -> None:
     """V/42135: `context_lens[:, :2]` of a [8, 4] tensor was read as if it were contiguous."""
-    q, cache, weights, _, table = where.paged(inputs.paged([60] * 8, next_n=2))
+    q, cache, weights, _, table = where.paged(inputs.paged([60] * 8, next_n=2, heads=16, dim=64))
     lengths = torch.randint(0, 61, (8, 4), dtype=torch.int32).to(where.device)[:, :2]
     ours, expected = (
         indexer.select_paged(q, cache, weights, seq_lens, table, 8, impl=where.impl)
@@ -154,7 +154,7 @@ def layers_that_share_a_selection_use_that_of_this_forward(where: Where) -> None
         used = []
         for layer, pattern in enumerate("FSSSFSSS"):
             if pattern == "F":
-                case = inputs.paged([90, 40], heads=16, seed=10 * forward + layer)
+                case = inputs.paged([90, 40], heads=16, dim=64, seed=10 * forward + layer)
                 indexer.select_paged(*where.paged(case), k, out=buffer, impl=where.impl)
             used.append(buffer.clone())
         seen.append(used)
@@ -194,7 +194,7 @@ def a_row_larger_than_the_workspace(where: Where) -> None:
     """S/35217, TensorRT-LLM 15459, V/41063: out of memory, or a budget divided down to zero."""
     length, workspace = where.size(1 << 20, 1 << 10), where.size(1 << 20, 1 << 14)
     page, k = 64, where.size(2048, 64)
-    case = inputs.paged([length // 32], heads=16, dim=where.size(128, 32), page=page)
+    case = inputs.paged([length // 32], heads=16, dim=where.size(128, 64), page=page)
     case.block_table = case.block_table.repeat(1, 32)  # every score 32 times
     case.seq_lens.fill_(length)
     tensors = where.paged(case)
@@ -207,7 +207,7 @@ def a_row_larger_than_the_workspace(where: Where) -> None:
 def a_padded_batch_of_one_length_each(where: Where) -> None:
     """V/46514: table and lengths were sized by two formulas; here one says what a row sees."""
     lengths = where.tensor([65, 64, 1])  # not multiples of a page, one exactly
-    case = inputs.paged([65, 64, 1], next_n=2, heads=16, page=64)
+    case = inputs.paged([65, 64, 1], next_n=2, heads=16, dim=64, page=64)
     q, cache, weights, _, table = where.paged(case)
     assert table.shape[1] == 2
     both_forms = [

@@ -5,12 +5,15 @@ the workspace is.
 """
 
 from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from indexer_service.kernels import mqa_logits
 from indexer_service.kernels.checks import expect, expect_rows, positive
+from indexer_service.kernels.dispatch import AUTO, TRITON
 from indexer_service.kernels.indexer import composed
 
 __all__ = ["select_paged", "select_ragged"]
@@ -41,7 +44,7 @@ def select_paged(
             tile (1 MiB) comes on top.
         enabled: int32 [1] on the tensors' device; with 0 in it nothing is computed and nothing
             written into `out`.
-        impl: "auto" or "reference".
+        impl: "auto", "triton", "reference", or what else `mqa_logits.paged` takes.
         on_stage: called with "logits" after each window's scores and with "topk" after its
             selection, in the caller's thread. What it raises abandons the selection and
             propagates; `out` may then hold anything.
@@ -56,7 +59,7 @@ def select_paged(
     mqa_logits.check_paged(q, k_cache, weights, seq_lens, block_table)
     out = _check_output(out, len(weights), k, q.device)
     _check_options(workspace, enabled, q.device)
-    composed.select_paged(
+    _selects(impl, q.device).select_paged(
         q, k_cache, weights, seq_lens, block_table, k, out, workspace, enabled, on_stage, impl=impl
     )
     return out
@@ -94,11 +97,18 @@ def select_ragged(
     mqa_logits.check_ragged(q, k, k_scale, weights, row_start, row_end)
     out = _check_output(out, len(q), topk, q.device, name="topk")
     _check_options(workspace, enabled, q.device)
-    composed.select_ragged(
+    _selects(impl, q.device).select_ragged(
         q, k, k_scale, weights, row_start, row_end, topk, out, workspace, enabled, on_stage,
         impl=impl,
     )  # fmt: skip
     return out
+
+
+def _selects(impl: str, device: torch.device) -> ModuleType:
+    """Where Triton computes both, its kernels work together; else each is what `impl` says."""
+    if impl == TRITON or (impl == AUTO and device.type == "cuda"):
+        return import_module("indexer_service.kernels.indexer.fused")
+    return composed
 
 
 def _check_output(

@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 
 from indexer_service.kernels import mqa_logits
+from indexer_service.kernels.dispatch import AUTO, REFERENCE, TRITON
 from indexer_service.kernels.indexer.windows import merge_windows, plan_windows
 from indexer_service.kernels.lengths import row_lengths
 
 OnStage = Callable[[str], None] | None
+
+_BOTH = (AUTO, TRITON, REFERENCE)
+"""Implementations of logits and of top-k; with others, top-k is what "auto" means."""
 
 _SMALLEST_WINDOW = 64
 """Keys of a ragged window at the least: one page of the usual cache."""
@@ -59,7 +63,7 @@ def select_paged(
             )  # fmt: skip
 
         keys = (0, _longest(block_lengths, width))
-        merge_windows(score, keys, plan.keys, k, out[rows], impl=impl, on_stage=on_stage)
+        merge_windows(score, keys, plan.keys, k, out[rows], impl=_top_k(impl), on_stage=on_stage)
     _restore(kept, enabled, out)
 
 
@@ -103,9 +107,13 @@ def select_ragged(
 
         chosen = out[rows]
         keys = _key_range(start, end, len(k))
-        merge_windows(score, keys, plan.keys, topk, chosen, impl=impl, on_stage=on_stage)
+        merge_windows(score, keys, plan.keys, topk, chosen, impl=_top_k(impl), on_stage=on_stage)
         chosen -= torch.where(chosen >= 0, start.unsqueeze(1), 0)
     _restore(kept, enabled, out)
+
+
+def _top_k(impl: str) -> str:
+    return impl if impl in _BOTH else AUTO
 
 
 def _kept_if_disabled(enabled: Tensor | None, out: Tensor) -> Tensor | None:

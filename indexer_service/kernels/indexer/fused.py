@@ -1,0 +1,127 @@
+"""Scores and selection in Triton: two kernels, whose work the rows' real lengths decide.
+
+The scores of a paged batch are laid out by the real lengths (`mqa_logits.packed`), which only the
+device knows. So a graph captured for the longest context costs, with short rows, what a graph
+captured for short ones costs: windows of a batch that turns out to fit the first one are two
+launches that return at once.
+"""
+
+import torch
+from torch import Tensor
+
+from indexer_service.kernels.dispatch import TRITON
+from indexer_service.kernels.indexer import composed
+from indexer_service.kernels.indexer.composed import OnStage
+from indexer_service.kernels.indexer.windows import DEFAULT_WORKSPACE
+from indexer_service.kernels.mqa_logits.packed import PADDING, PackedScores, padded, windows
+from indexer_service.kernels.mqa_logits.paged_launch import paged_packed
+from indexer_service.kernels.mqa_logits.ragged_launch import ragged
+from indexer_service.kernels.topk.launch import candidate_bytes, select, select_packed
+
+_BYTES_PER_SCORE = 4
+_BYTES_PER_ROW = 16
+"""Of row_at, row_end and arrived."""
+
+_CACHED_BYTES = 32 << 20
+"""Prefill scores are made so many at a time, that top-k finds them in the L2 cache."""
+
+_ROWS_AT_LEAST = 128
+"""Fewer prefill rows at a time would read the keys too often."""
+
+
+def select_paged(
+    q: Tensor,
+    k_cache: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    k: int,
+    out: Tensor,
+    workspace: int | None,
+    enabled: Tensor | None,
+    on_stage: OnStage,
+    *,
+    impl: str,
+) -> None:
+    """See `indexer.select_paged`; arguments are already checked, and `impl` means Triton."""
+    batch, next_n = q.shape[:2]
+    limit = block_table.shape[1] * k_cache.shape[1]
+    request = next_n * padded(limit)
+    room = _scores_that_fit(workspace, batch * next_n, limit, q.device)
+    if not limit or not batch or (batch > 1 and room < 2 * request) or room < request:
+        composed.select_paged(
+            q, k_cache, weights, seq_lens, block_table, k, out, workspace, enabled, on_stage,
+            impl=TRITON,
+        )  # fmt: skip
+        return
+    room = min(room, batch * request + PADDING)
+    rows, device = batch * next_n, q.device
+    packed = PackedScores(
+        scores=torch.empty(room, dtype=torch.float32, device=device),
+        row_at=torch.empty(rows, dtype=torch.int64, device=device),
+        row_end=torch.empty(rows, dtype=torch.int32, device=device),
+        arrived=torch.empty(rows, dtype=torch.int32, device=device),
+    )
+    for window in range(windows(batch, next_n, limit, room)):
+        paged_packed(
+            q.view(torch.uint8), k_cache, weights, seq_lens, block_table, packed,
+            limit=limit, window=window, enabled=enabled,
+        )  # fmt: skip
+        if on_stage:
+            on_stage("logits")
+        select_packed(
+            packed.scores, packed.row_at, packed.row_end, packed.arrived, k, out,
+            longest=limit, enabled=enabled, dependent=True,
+        )  # fmt: skip
+        if on_stage:
+            on_stage("topk")
+
+
+def select_ragged(
+    q: Tensor,
+    k: Tensor,
+    k_scale: Tensor,
+    weights: Tensor,
+    row_start: Tensor,
+    row_end: Tensor,
+    topk: int,
+    out: Tensor,
+    workspace: int | None,
+    enabled: Tensor | None,
+    on_stage: OnStage,
+    *,
+    impl: str,
+) -> None:
+    """See `indexer.select_ragged`; arguments are already checked, and `impl` means Triton."""
+    rows, keys = len(q), len(k)
+    width = padded(keys)
+    at_once = _scores_that_fit(workspace, rows, keys, q.device) // max(width, 1)
+    if not rows or not keys or not at_once:
+        composed.select_ragged(
+            q, k, k_scale, weights, row_start, row_end, topk, out, workspace, enabled, on_stage,
+            impl=TRITON,
+        )  # fmt: skip
+        return
+    cached = max(_ROWS_AT_LEAST, _CACHED_BYTES // (width * _BYTES_PER_SCORE))
+    at_once = min(at_once, cached, rows)
+    scores = torch.empty((at_once, width), dtype=torch.float32, device=q.device)[:, :keys]
+    for first in range(0, rows, at_once):
+        some = slice(first, min(first + at_once, rows))
+        block = scores[: some.stop - first]
+        start, end = row_start[some], row_end[some]
+        ragged(
+            q[some].view(torch.uint8), k.view(torch.uint8), k_scale, weights[some], start, end,
+            block, fill=False, enabled=enabled,
+        )  # fmt: skip
+        if on_stage:
+            on_stage("logits")
+        select(block, topk, start, end, out[some], enabled=enabled, dependent=True)
+        if on_stage:
+            on_stage("topk")
+
+
+def _scores_that_fit(workspace: int | None, rows: int, longest: int, device: torch.device) -> int:
+    """Scores for which the workspace has room beside what top-k needs for so many rows."""
+    budget = DEFAULT_WORKSPACE if workspace is None else workspace
+    beside = rows * _BYTES_PER_ROW + candidate_bytes(rows, longest, device)
+    return max(0, budget - beside) // _BYTES_PER_SCORE
