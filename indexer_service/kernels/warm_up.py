@@ -1,4 +1,4 @@
-"""Compile before the first step: run a small batch of every kind that a session can need.
+"""Before the first step: tune, and run a small batch of every kind that a session can need.
 
 No kernel is compiled for a length or a stride, and few for a number of rows or the width of a
 table. Which ones is known to the operations alone, so that here sizes grow by powers, each with
@@ -16,41 +16,14 @@ from torch import Tensor
 
 from indexer_service.kernels import indexer, k_cache, mqa_logits, topk
 from indexer_service.kernels.compilation import count_compilations
+from indexer_service.kernels.geometry import Geometry
+from indexer_service.kernels.tune import tuned_operations
 
 Progress = Callable[[int, int, str], None]
 
 _MOST_KEYS = 1 << 16
 """Gathered keys of a warm-up batch; kernels do not differ beyond."""
 _FEW_PAGES = 4
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """What a session's calls have in common.
-
-    Attributes:
-        heads, head_dim: H and D of the indexer.
-        page: tokens a page. page_stride: bytes from one page to the next (None: no gap).
-        k: the most that is selected of a row.
-        next_n: query rows of one decode request, all that occur.
-        max_context: tokens of the longest request.
-        max_decode_rows, max_prefill_rows: of one call.
-        workspace: as given to `indexer.select_paged` and `select_ragged`.
-        key_dtype: of the keys that are inserted. replica: whether they go into a second cache.
-    """
-
-    heads: int
-    max_context: int
-    max_decode_rows: int
-    max_prefill_rows: int
-    head_dim: int = 128
-    page: int = 64
-    page_stride: int | None = None
-    k: int = 2048
-    next_n: tuple[int, ...] = (1,)
-    workspace: int | None = None
-    key_dtype: torch.dtype = torch.bfloat16
-    replica: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,13 +43,15 @@ def warm_up(
 ) -> Report:
     """Make all kernels for a geometry; nothing compiles afterwards, and all can be captured.
 
+    What was tuned, on this machine and for this kind of GPU, is remembered (`tuned_file`).
+
     Args:
         device: where the session runs; without a GPU there is nothing to compile.
         progress: called before each batch with how many are done, how many there are, and what
             comes.
     """
     began = time.monotonic()
-    batches = list(_batches(geometry, device))
+    batches = [*tuned_operations(geometry, device), *_batches(geometry, device)]
     with count_compilations() as compiled:
         for done, (what, run) in enumerate(batches):
             if progress is not None:
@@ -113,24 +88,19 @@ def _powers(first: int, last: int, factor: int) -> list[int]:
     return [*values, last]
 
 
-def _cache(geometry: Geometry, device: torch.device) -> Tensor:
-    width = geometry.head_dim + 4
-    stride = geometry.page_stride or geometry.page * width
-    room = torch.zeros(_FEW_PAGES * stride, dtype=torch.uint8, device=device)
-    return room.as_strided((_FEW_PAGES, geometry.page, width), (stride, width, 1))
-
-
 def _insert(geometry: Geometry, keys: int, device: torch.device) -> None:
     k = torch.zeros((keys, geometry.head_dim), dtype=geometry.key_dtype, device=device)
     slots = torch.full((keys,), -1, dtype=torch.int64, device=device)
-    k_cache.insert(k, slots, _cache(geometry, device))
+    k_cache.insert(k, slots, geometry.cache(_FEW_PAGES, device))
     if geometry.replica:
-        k_cache.insert(k, slots, _cache(geometry, device), replica=_cache(geometry, device))
+        k_cache.insert(
+            k, slots, geometry.cache(_FEW_PAGES, device), replica=geometry.cache(_FEW_PAGES, device)
+        )
 
 
 def _gather(geometry: Geometry, device: torch.device) -> None:
     one = torch.ones((1, 1), dtype=torch.int32, device=device)
-    k_cache.gather(_cache(geometry, device), one, one[0])
+    k_cache.gather(geometry.cache(_FEW_PAGES, device), one, one[0])
 
 
 def _decode(
@@ -140,9 +110,8 @@ def _decode(
     q = torch.zeros(shape, dtype=torch.uint8, device=device)
     weights = torch.zeros((batch * next_n, geometry.heads), device=device)
     lengths = torch.zeros((batch, next_n) if by_row else batch, dtype=torch.int32, device=device)
-    columns = -(-width // geometry.page)
-    table = torch.zeros((batch, columns), dtype=torch.int32, device=device)
-    arguments = (q, _cache(geometry, device), weights, lengths, table)
+    table = torch.zeros((batch, geometry.columns(width)), dtype=torch.int32, device=device)
+    arguments = (q, geometry.cache(_FEW_PAGES, device), weights, lengths, table)
     for enabled in _switches(device):
         indexer.select_paged(*arguments, geometry.k, workspace=geometry.workspace, enabled=enabled)
     mqa_logits.paged(*arguments, geometry.page)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from indexer_service.kernels import indexer
-from indexer_service.kernels.warm_up import Geometry, warm_up
+from indexer_service.kernels.geometry import Geometry
+from indexer_service.kernels.warm_up import warm_up
 
 CPU = torch.device("cpu")
 GEOMETRY = Geometry(

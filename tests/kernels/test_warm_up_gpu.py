@@ -1,14 +1,16 @@
 """After warm-up nothing compiles, whatever a session asks for, and all of it can be captured."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from indexer_service.kernels import indexer, k_cache
+from indexer_service.kernels import indexer, k_cache, tuned_file
 from indexer_service.kernels.compilation import count_compilations
-from indexer_service.kernels.warm_up import Geometry, warm_up
+from indexer_service.kernels.geometry import Geometry
+from indexer_service.kernels.warm_up import warm_up
 
 pytestmark = [
     pytest.mark.gpu,
@@ -83,8 +85,9 @@ def prefill(
 
 @pytest.mark.parametrize("arch", [None, "80"], ids=["this GPU", "sm80"])
 def test_after_warm_up_nothing_compiles_and_all_can_be_captured(
-    arch: str | None, monkeypatch: pytest.MonkeyPatch
+    arch: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv(tuned_file.CACHE_DIRECTORY, str(tmp_path))
     if arch:
         monkeypatch.setenv("DSA_INDEXER_FORCE_ARCH", arch)
     heads = 32
@@ -96,6 +99,7 @@ def test_after_warm_up_nothing_compiles_and_all_can_be_captured(
     report = warm_up(geometry, DEVICE, progress=lambda done, total, _: told.append((done, total)))
     assert told == [(done, report.batches) for done in range(report.batches)]
     assert report.kernels
+    assert tuned_file.path().exists()
 
     with count_compilations() as compiled:
         for strided in (False, True):

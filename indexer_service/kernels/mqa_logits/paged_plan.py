@@ -3,10 +3,14 @@
 What was measured to choose so: docs/performance.md.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
+from indexer_service.kernels import tuning
 from indexer_service.kernels.architecture import HOPPER, native_fp8
+
+OPERATION = "mqa_logits.paged"
 
 WIDEST = 128
 """Columns (rows of a request times heads) that one matrix product of the portable kernel takes."""
@@ -64,3 +68,14 @@ def configurations(arch: int, width: int, *, tensor_maps: bool) -> tuple[Configu
     if not native_fp8(arch):
         return (Configuration("portable", 64, 4, 4, 2),)
     return (Configuration("portable", 64, 4, 4, 3),)
+
+
+def key(arch: int, width: int, *, tensor_maps: bool) -> dict[str, Hashable]:
+    """The arguments of `configurations` as `tuning` takes them."""
+    return {"arch": arch, "width": width, "tensor_maps": tensor_maps}
+
+
+def chosen(arch: int, width: int, *, tensor_maps: bool) -> Configuration:
+    """What was tuned, else the first of `configurations`."""
+    first = configurations(arch, width, tensor_maps=tensor_maps)[0]
+    return tuning.chosen(OPERATION, key(arch, width, tensor_maps=tensor_maps), first)

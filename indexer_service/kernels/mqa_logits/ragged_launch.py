@@ -10,7 +10,7 @@ from indexer_service.kernels.architecture import architecture, native_fp8, proce
 from indexer_service.kernels.checks import E4M3
 from indexer_service.kernels.mqa_logits import ragged_plan as planning
 from indexer_service.kernels.mqa_logits.decode_queries import decode_queries
-from indexer_service.kernels.mqa_logits.ragged_plan import MOST_BLOCK_ROWS, Configuration
+from indexer_service.kernels.mqa_logits.ragged_plan import Configuration
 from indexer_service.kernels.mqa_logits.ragged_tile import ragged_kernel
 
 WORKSPACE_BYTES = 32 << 20
@@ -43,7 +43,7 @@ def ragged(
     if not out.numel():
         return
     arch = architecture(q.device)
-    chosen = configuration or planning.configurations(arch)[0]
+    chosen = configuration or planning.chosen(arch, q.shape[1])
     q, k, weights = _padded(q, k, weights)
     k_scale, row_start, row_end = (x.contiguous() for x in (k_scale, row_start, row_end))
     rows, heads, dim = q.shape
@@ -70,30 +70,33 @@ def _launch(
     enabled: Tensor | None,
 ) -> None:
     rows, heads, dim = q.shape
+    keys = len(k)
     native = native_fp8(arch)
+    block_rows = planning.block_rows(rows, keys, chosen, processors(q.device))
+    grid = (-(-keys // chosen.keys) * -(-rows // block_rows),)
+    scalars = (rows, keys, block_rows, out.stride(0))
+    constants: dict[str, Any] = dict(
+        HEADS=heads, DIM=dim, ROWS=chosen.rows(heads), STAGES=chosen.stages,
+        MOST_ROWS=planning.MOST_BLOCK_ROWS, FILL=fill, num_warps=chosen.warps,
+    )  # fmt: skip
+    if chosen.form == "hopper":
+        from indexer_service.kernels.mqa_logits.ragged_hopper import hopper_kernel, operand
+
+        part = 16 * chosen.warps
+        q_rows = operand(q.view(E4M3).flatten(0, 1), chosen.rows(heads) * heads)
+        hopper_kernel[grid](
+            q_rows, operand(k.view(E4M3), part), k_scale, weights, row_start, row_end, out,
+            enabled, *scalars, PARTS=chosen.keys // part, OVERLAP=chosen.overlap, **constants,
+        )  # fmt: skip
+        return
     if native:
         q, k = q.view(E4M3), k.view(E4M3)
     else:
         q = decode_queries(q)
-    block_rows = planning.block_rows(rows, len(k), chosen, processors(q.device))
-    grid = (-(-len(k) // chosen.keys) * -(-rows // block_rows),)
-    kernel, constants = _kernel(chosen, native, q.device)
-    kernel[grid](
-        q, k, k_scale, weights, row_start, row_end, out, enabled, rows, len(k), block_rows,
-        out.stride(0), HEADS=heads, DIM=dim, ROWS=chosen.rows(heads), STAGES=chosen.stages,
-        MOST_ROWS=MOST_BLOCK_ROWS, FILL=fill, num_warps=chosen.warps, **constants,
+    ragged_kernel[grid](
+        q, k, k_scale, weights, row_start, row_end, out, enabled, *scalars, KEYS=chosen.keys,
+        NATIVE=native, PACKED=q.device.type == "cuda", **constants,
     )  # fmt: skip
-
-
-def _kernel(chosen: Configuration, native: bool, device: torch.device) -> tuple[Any, Any]:
-    """The kernel of the configuration's form, and its own constants."""
-    if chosen.form == "hopper":
-        from indexer_service.kernels.mqa_logits.ragged_hopper import hopper_kernel
-
-        parts = chosen.keys // (16 * chosen.warps)
-        return hopper_kernel, {"PARTS": parts, "OVERLAP": chosen.overlap}
-    packed = device.type == "cuda"
-    return ragged_kernel, {"KEYS": chosen.keys, "NATIVE": native, "PACKED": packed}
 
 
 def _padded(q: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,9 +108,9 @@ def _padded(q: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tens
         q = pad(q, (0, more_dim, 0, more_heads))
         k = pad(k, (0, more_dim))
         weights = pad(weights, (0, more_heads))
-    return _aligned(q), _aligned(k), weights.contiguous()
+    return _aligned(q), _aligned(k), _aligned(weights)
 
 
-def _aligned(codes: Tensor) -> Tensor:
-    codes = codes.contiguous()
-    return codes if codes.data_ptr() % _VECTOR_BYTES == 0 else codes.clone()
+def _aligned(tensor: Tensor) -> Tensor:
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % _VECTOR_BYTES == 0 else tensor.clone()

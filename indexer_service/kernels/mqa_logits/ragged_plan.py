@@ -3,10 +3,14 @@
 What was measured to choose so: docs/performance.md.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
+from indexer_service.kernels import tuning
 from indexer_service.kernels.architecture import HOPPER, native_fp8
+
+OPERATION = "mqa_logits.ragged"
 
 MOST_BLOCK_ROWS = 256
 """Rows that a program goes through at the most."""
@@ -43,6 +47,16 @@ def configurations(arch: int) -> tuple[Configuration, ...]:
     if native_fp8(arch):
         return (Configuration("portable", keys=128, columns=64, stages=3, warps=4, programs=2),)
     return (Configuration("portable", keys=128, columns=64, stages=2, warps=4, programs=2),)
+
+
+def key(arch: int, heads: int) -> dict[str, Hashable]:
+    """What a choice among `configurations` is made for, as `tuning` takes it."""
+    return {"arch": arch, "heads": heads}
+
+
+def chosen(arch: int, heads: int) -> Configuration:
+    """What was tuned, else the first of `configurations`."""
+    return tuning.chosen(OPERATION, key(arch, heads), configurations(arch)[0])
 
 
 def block_rows(rows: int, keys: int, configuration: Configuration, processors: int) -> int:

@@ -1,0 +1,38 @@
+"""How long a call's kernels take, without what the host does before them."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+_REPLAYS = 5
+
+
+def microseconds(call: Callable[[], object], device: torch.device, *, calls: int = 10) -> float:
+    """The median of a few replays of a graph of `calls` calls, for one of them.
+
+    Args:
+        call: launches kernels on the current stream and does not wait for them.
+        device: without a GPU the call itself is timed.
+    """
+    call()  # compiles, and whatever else only a first call does
+    if device.type != "cuda":
+        began = time.perf_counter()
+        call()
+        return 1e6 * (time.perf_counter() - began)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(calls):
+            call()
+    graph.replay()
+    times: list[float] = []
+    for _ in range(_REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return 1e3 * statistics.median(times) / calls
