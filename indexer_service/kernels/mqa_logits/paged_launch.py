@@ -93,9 +93,7 @@ def _launch(
     aligned = k_cache.data_ptr() % _VECTOR_BYTES == 0 and k_cache.stride(0) % _VECTOR_BYTES == 0
     columns = paged_plan.columns(heads, next_n)
     if configuration is None:
-        configuration = paged_plan.configurations(
-            arch, columns.rows * columns.heads, tensor_maps=aligned
-        )[0]
+        configuration = paged_plan.chosen(arch, columns.rows * columns.heads, tensor_maps=aligned)
     q = q.contiguous()
     if q.data_ptr() % _VECTOR_BYTES:
         q = q.clone()
