@@ -1,0 +1,51 @@
+"""What is interpreted of the fused indexer: the same selection as logits, then top-k."""
+
+from functools import partial
+
+import torch
+
+from indexer_service.kernels import indexer, mqa_logits, topk
+from tests.gates.kernels import Run
+from tests.kernels import inputs
+
+LENGTHS = [300, 0, 33, 512, 1]
+
+
+def _paged(next_n: int = 1, workspace: int | None = None, lengths: list[int] = LENGTHS) -> None:
+    case = inputs.paged(lengths, next_n=next_n, heads=16, dim=64, page=64)
+    scores = mqa_logits.paged(*case.tensors, max(lengths), impl="triton")
+    expected = topk.select(scores, 40, impl="reference")
+    out = torch.full_like(expected, 77)
+    indexer.select_paged(*case.tensors, 40, out=out, workspace=workspace, impl="triton")
+    assert torch.equal(out, expected)
+
+
+def _ragged(workspace: int | None = None) -> None:
+    case = inputs.ragged([(0, 300), (10, 200), (30, 20), (299, 400)], 300, heads=16, dim=64)
+    scores = mqa_logits.ragged(*case.tensors, impl="triton")
+    expected = topk.select(scores, 40, case.row_start, case.row_end, impl="reference")
+    ours = indexer.select_ragged(*case.tensors, 40, workspace=workspace, impl="triton")
+    assert torch.equal(ours, expected)
+
+
+def _disabled() -> None:
+    off = torch.zeros(1, dtype=torch.int32)
+    paged = inputs.paged([90, 70], heads=16, dim=64, page=64)
+    ragged = inputs.ragged([(0, 90), (5, 70)], 90, heads=16, dim=64)
+    out = torch.full((2, 8), 77, dtype=torch.int32)
+    indexer.select_paged(*paged.tensors, 8, out=out, enabled=off, impl="triton")
+    indexer.select_ragged(*ragged.tensors, 8, out=out, enabled=off, impl="triton")
+    assert (out == 77).all()
+
+
+_CASES = {
+    "paged": _paged,
+    "paged, two rows a request": partial(_paged, next_n=2),
+    "paged, in windows of a few requests": partial(_paged, workspace=16_000),
+    "paged, in windows of keys": partial(_paged, workspace=1, lengths=[200, 0]),
+    "ragged": _ragged,
+    "ragged, a row at a time": partial(_ragged, workspace=10_000),
+    "disabled": _disabled,
+}
+
+RUNS = [Run(f"indexer {name}", check) for name, check in _CASES.items()]
