@@ -113,10 +113,10 @@ def select_of(heads: int, rows: int, keys: int, k: int, impl: str) -> dict[str, 
 
 
 def insert_of(tokens: int, pool: Pool, rate: float, impl: str) -> dict[str, Any]:
-    """`k_cache.insert`: each call writes other slots."""
+    """`k_cache.insert`: each call writes other slots, of whole pages where there are many."""
     calls = max(2, min(32, (1 << 17) // tokens))
     keys = torch.randn((tokens, DIM), device=DEVICE, dtype=torch.bfloat16)
-    slots = torch.randperm(pool.pages * PAGE, device=DEVICE)[: calls * tokens].view(calls, tokens)
+    slots = _slots(calls, tokens, pool)
     row = Row({"tokens": tokens, "calls": calls}, calls)
 
     def right() -> None:
@@ -132,6 +132,17 @@ def insert_of(tokens: int, pool: Pool, rate: float, impl: str) -> dict[str, Any]
     done = row.done()
     done["byte floor µs"] = tokens * (2 * DIM + 8 + KEY_BYTES) / rate * 1e6
     return done
+
+
+def _slots(calls: int, tokens: int, pool: Pool) -> Tensor:
+    """int64 [calls, tokens]: one a request as in decoding, or page after page as in prefilling."""
+    if tokens <= PAGE:
+        drawn = torch.randperm(pool.pages * PAGE, device=DEVICE)[: calls * tokens]
+        return drawn.view(calls, tokens)
+    pages = torch.empty((calls, tokens // PAGE), dtype=torch.int32, device=DEVICE)
+    pool.fill(pages)
+    places = torch.arange(PAGE, device=DEVICE)
+    return (pages.to(torch.int64).unsqueeze(2) * PAGE + places).flatten(1)
 
 
 def gather_of(requests: int, length: int, pool: Pool, rate: float, impl: str) -> dict[str, Any]:
