@@ -1,8 +1,31 @@
-"""How many kernels this process compiled: nothing may, once it is warm."""
+"""Compiling: in threads while a process warms up, and counted, since nothing may afterwards."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import torch
+
+_MOST_THREADS = 8
+
+
+def make_together(calls: Sequence[Callable[[], object]], device: torch.device) -> None:
+    """Makes the kernels of all calls at once: compilers run outside of Python's lock.
+
+    Calls run in any order. Their errors are left to whoever makes the same calls again. Without a
+    GPU nothing is compiled, and nothing is called.
+    """
+    if device.type != "cuda":
+        return
+
+    def one(call: Callable[[], object]) -> None:
+        with torch.cuda.device(device), suppress(Exception):
+            call()
+
+    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
+        list(pool.map(one, calls))
 
 
 @contextmanager

@@ -1,16 +1,20 @@
 """What a warm-up tunes: the logits' kernels, each over a batch of the session's own shapes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 
 from indexer_service.kernels import tuning
 from indexer_service.kernels.architecture import architecture
+from indexer_service.kernels.compilation import make_together
 from indexer_service.kernels.geometry import Geometry
 from indexer_service.kernels.gpu_time import microseconds
 from indexer_service.kernels.k_cache.layout import alignment
 from indexer_service.kernels.mqa_logits import paged_plan, ragged_plan
+
+C = TypeVar("C", bound=Hashable)
 
 _MOST_TOKENS = 1 << 16
 _MOST_REQUESTS = 8
@@ -45,13 +49,10 @@ def _paged(geometry: Geometry, device: torch.device, next_n: int) -> None:
     arch, columns = architecture(device), paged_plan.columns(geometry.heads, next_n)
     width, aligned = columns.rows * columns.heads, alignment(cache) > 1
 
-    def time(configuration: paged_plan.Configuration) -> float:
-        call = partial(paged, q, cache, weights, lengths, table, out, configuration=configuration)
-        return microseconds(call, device)
-
-    tuning.best(
+    _best(
         paged_plan.OPERATION, paged_plan.key(arch, width, tensor_maps=aligned),
-        paged_plan.configurations(arch, width, tensor_maps=aligned), time,
+        paged_plan.configurations(arch, width, tensor_maps=aligned),
+        partial(paged, q, cache, weights, lengths, table, out), device,
     )  # fmt: skip
 
 
@@ -68,12 +69,29 @@ def _ragged(geometry: Geometry, device: torch.device) -> None:
     end = torch.full_like(start, keys)
     out = torch.empty((rows, keys), device=device)
     arch = architecture(device)
-
-    def time(configuration: ragged_plan.Configuration) -> float:
-        call = partial(ragged, q, k, scales, weights, start, end, out, configuration=configuration)
-        return microseconds(call, device)
-
-    tuning.best(
+    _best(
         ragged_plan.OPERATION, ragged_plan.key(arch, geometry.heads),
-        ragged_plan.configurations(arch), time,
+        ragged_plan.configurations(arch), partial(ragged, q, k, scales, weights, start, end, out),
+        device,
     )  # fmt: skip
+
+
+def _best(
+    operation: str,
+    key: Mapping[str, Hashable],
+    configurations: Sequence[C],
+    launch: Callable[..., None],
+    device: torch.device,
+) -> None:
+    """Tunes over `launch(configuration=...)`, whose kernels are made together first."""
+    calls = {c: partial(launch, configuration=c) for c in configurations}
+    made = False
+
+    def time(configuration: C) -> float:
+        nonlocal made
+        if not made:  # and not at all where the choice is remembered
+            make_together(list(calls.values()), device)
+            made = True
+        return microseconds(calls[configuration], device)
+
+    tuning.best(operation, key, configurations, time)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from indexer_service.kernels import indexer, k_cache, mqa_logits, topk
-from indexer_service.kernels.compilation import count_compilations
+from indexer_service.kernels.compilation import count_compilations, make_together
 from indexer_service.kernels.geometry import Geometry
 from indexer_service.kernels.tune import tuned_operations
 
@@ -24,6 +24,7 @@ Progress = Callable[[int, int, str], None]
 _MOST_KEYS = 1 << 16
 """Gathered keys of a warm-up batch; kernels do not differ beyond."""
 _FEW_PAGES = 4
+_FEW_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,12 @@ def warm_up(
             comes.
     """
     began = time.monotonic()
-    batches = [*tuned_operations(geometry, device), *_batches(geometry, device)]
+    kinds = [run for _, run in _batches(geometry, device, every=False)]
+    batches: list[Batch] = [
+        *tuned_operations(geometry, device),
+        ("compile in threads", partial(make_together, kinds, device)),
+        *_batches(geometry, device, every=True),
+    ]
     with count_compilations() as compiled:
         for done, (what, run) in enumerate(batches):
             if progress is not None:
@@ -62,21 +68,32 @@ def warm_up(
     return Report(len(batches), len(compiled), time.monotonic() - began)
 
 
-def _batches(geometry: Geometry, device: torch.device) -> Iterator[Batch]:
-    for rows in (1, geometry.max_prefill_rows):
-        yield f"k_cache.insert, {rows} keys", partial(_insert, geometry, rows, device)
+def _batches(geometry: Geometry, device: torch.device, *, every: bool) -> Iterator[Batch]:
+    """Batches of all sizes, or only the smallest and the largest of each kind."""
+    for keys in (1, max(geometry.max_decode_rows, geometry.max_prefill_rows)):
+        yield f"k_cache.insert, {keys} keys", partial(_insert, geometry, keys, device)
     yield "k_cache.gather", partial(_gather, geometry, device)
-    widths = _powers(geometry.page, geometry.max_context, 4)
     for next_n in geometry.next_n:
-        requests = _powers(1, max(1, geometry.max_decode_rows // next_n), 2)
-        for batch, width, by_row in product(requests, widths, (False, True)):
+        most = max(1, geometry.max_decode_rows // next_n)
+        sizes = _sizes((1, geometry.page), (most, geometry.max_context), (2, 4), every)
+        for (batch, width), by_row, switched in product(sizes, (False, True), (False, True)):
             what = f"{batch} requests of {next_n} rows, {width} tokens"
-            run = partial(_decode, geometry, device, batch, next_n, width, by_row)
+            run = partial(_decode, geometry, device, batch, next_n, width, by_row, switched)
             yield f"indexer.select_paged, {what}", run
-    most = min(geometry.max_context, _MOST_KEYS)
-    for rows, keys in product(_powers(1, geometry.max_prefill_rows, 2), _powers(1, most, 16)):
-        what = f"{rows} rows over {keys} keys"
-        yield f"indexer.select_ragged, {what}", partial(_prefill, geometry, device, rows, keys)
+    last = (geometry.max_prefill_rows, min(geometry.max_context, _MOST_KEYS))
+    for (rows, keys), switched in product(_sizes((1, 1), last, (2, 16), every), (False, True)):
+        run = partial(_prefill, geometry, device, rows, keys, switched)
+        yield f"indexer.select_ragged, {rows} rows over {keys} keys", run
+
+
+def _sizes(
+    first: tuple[int, int], last: tuple[int, int], factors: tuple[int, int], every: bool
+) -> list[tuple[int, int]]:
+    """All pairs of powers from first to last, or those with one of the two at its largest."""
+    if not every:
+        return [(first[0], last[1]), (last[0], first[1])]
+    numbers = [_powers(*some) for some in zip(first, last, factors, strict=True)]
+    return list(product(numbers[0], numbers[1]))
 
 
 def _powers(first: int, last: int, factor: int) -> list[int]:
@@ -93,9 +110,8 @@ def _insert(geometry: Geometry, keys: int, device: torch.device) -> None:
     slots = torch.full((keys,), -1, dtype=torch.int64, device=device)
     k_cache.insert(k, slots, geometry.cache(_FEW_PAGES, device))
     if geometry.replica:
-        k_cache.insert(
-            k, slots, geometry.cache(_FEW_PAGES, device), replica=geometry.cache(_FEW_PAGES, device)
-        )
+        replica = geometry.cache(_FEW_PAGES, device)
+        k_cache.insert(k, slots, geometry.cache(_FEW_PAGES, device), replica=replica)
 
 
 def _gather(geometry: Geometry, device: torch.device) -> None:
@@ -104,32 +120,42 @@ def _gather(geometry: Geometry, device: torch.device) -> None:
 
 
 def _decode(
-    geometry: Geometry, device: torch.device, batch: int, next_n: int, width: int, by_row: bool
-) -> None:
+    geometry: Geometry, device: torch.device, batch: int, next_n: int, width: int, by_row: bool,
+    switched: bool,
+) -> None:  # fmt: skip
     shape = (batch, next_n, geometry.heads, geometry.head_dim)
     q = torch.zeros(shape, dtype=torch.uint8, device=device)
+    cache = geometry.cache(_FEW_PAGES, device)
     weights = torch.zeros((batch * next_n, geometry.heads), device=device)
     lengths = torch.zeros((batch, next_n) if by_row else batch, dtype=torch.int32, device=device)
     table = torch.zeros((batch, geometry.columns(width)), dtype=torch.int32, device=device)
-    arguments = (q, geometry.cache(_FEW_PAGES, device), weights, lengths, table)
-    for enabled in _switches(device):
-        indexer.select_paged(*arguments, geometry.k, workspace=geometry.workspace, enabled=enabled)
-    mqa_logits.paged(*arguments, geometry.page)
+    indexer.select_paged(
+        q, cache, weights, lengths, table, geometry.k, workspace=geometry.workspace,
+        enabled=_enabled(device) if switched else None,
+    )  # fmt: skip
+    if not switched:
+        mqa_logits.paged(q, cache, weights, lengths, table, geometry.page)
 
 
-def _prefill(geometry: Geometry, device: torch.device, rows: int, keys: int) -> None:
+def _prefill(
+    geometry: Geometry, device: torch.device, rows: int, keys: int, switched: bool
+) -> None:
     q = torch.zeros((rows, geometry.heads, geometry.head_dim), dtype=torch.uint8, device=device)
     k = torch.zeros((keys, geometry.head_dim), dtype=torch.uint8, device=device)
+    scales = torch.zeros(keys, device=device)
     weights = torch.zeros((rows, geometry.heads), device=device)
-    bounds = torch.zeros(rows, dtype=torch.int32, device=device)
-    arguments = (q, k, torch.zeros(keys, device=device), weights, bounds, bounds)
-    for enabled in _switches(device):
-        indexer.select_ragged(*arguments, geometry.k, workspace=geometry.workspace, enabled=enabled)
-    few = slice(0, _FEW_PAGES)
-    scores = mqa_logits.ragged(q[few], k, arguments[2], weights[few], bounds[few], bounds[few])
-    for start, end in product((None, bounds[few]), repeat=2):
-        topk.select(scores, geometry.k, start, end)
+    bound = torch.zeros(rows, dtype=torch.int32, device=device)
+    indexer.select_ragged(
+        q, k, scales, weights, bound, bound, geometry.k, workspace=geometry.workspace,
+        enabled=_enabled(device) if switched else None,
+    )  # fmt: skip
+    if not switched:
+        some = slice(0, _FEW_ROWS)
+        bound = bound[some]
+        scores = mqa_logits.ragged(q[some], k, scales, weights[some], bound, bound)
+        for start, end in product((None, bound), repeat=2):
+            topk.select(scores, geometry.k, start, end)
 
 
-def _switches(device: torch.device) -> tuple[Tensor | None, Tensor]:
-    return None, torch.ones(1, dtype=torch.int32, device=device)
+def _enabled(device: torch.device) -> Tensor:
+    return torch.ones(1, dtype=torch.int32, device=device)

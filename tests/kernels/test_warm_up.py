@@ -21,6 +21,7 @@ def test_progress_is_told_before_each_batch() -> None:
     assert {total for _, total, _ in told} == {report.batches}
     assert {what.split(",")[0] for _, _, what in told} == {
         "k_cache.insert", "k_cache.gather", "indexer.select_paged", "indexer.select_ragged",
+        "compile in threads",
     }  # fmt: skip
     assert report.kernels == 0
     assert report.seconds > 0
