@@ -1,0 +1,121 @@
+"""`topk.select` in Triton, and the same for rows that a kernel before it left in one buffer."""
+
+import torch
+from torch import Tensor
+
+from indexer_service.kernels.architecture import HOPPER, architecture, processors
+from indexer_service.kernels.topk import plan as planning
+from indexer_service.kernels.topk.kernel import ENABLED, ROW_AT, ROW_END, ROW_START, topk_kernel
+from indexer_service.kernels.topk.plan import Plan
+
+_VECTOR_BYTES = 16
+
+
+def select(
+    scores: Tensor,
+    k: int,
+    row_start: Tensor | None,
+    row_end: Tensor | None,
+    out: Tensor,
+    *,
+    enabled: Tensor | None = None,
+    dependent: bool = False,
+) -> None:
+    """See `topk.select`; arguments are already checked.
+
+    enabled, dependent: as for `select_packed`.
+    """
+    rows, width = scores.shape
+    if not rows:
+        return
+    plan = planning.choose(rows, width, processors=processors(scores.device))
+    run(
+        plan, scores, k, out, row_start=row_start, row_end=row_end, enabled=enabled,
+        arrived=_zeros(rows, scores.device) if plan.splits > 1 else None, dependent=dependent,
+    )  # fmt: skip
+
+
+def select_packed(
+    scores: Tensor,
+    row_at: Tensor,
+    row_end: Tensor,
+    arrived: Tensor,
+    k: int,
+    out: Tensor,
+    *,
+    longest: int,
+    enabled: Tensor | None = None,
+    dependent: bool = False,
+) -> None:
+    """The same for rows that lie one after the other.
+
+    Args:
+        scores: fp32 [S].
+        row_at: int64 [R], where each row begins; a negative one leaves the row's `out` alone.
+        row_end: int32 [R], scores of each row; zero or less: only -1.
+        arrived: int32 [R], zero; it is zero again afterwards.
+        out: int32 [R, k] with contiguous rows.
+        longest: no row is longer; decides nothing but how many programs share a row.
+        enabled: int32 [1]; with 0 in it nothing is written.
+        dependent: the kernel before this one in the stream wrote the other arguments and lets
+            this one start early (programmatic dependent launch, from SM90 on).
+    """
+    if not len(row_at):
+        return
+    plan = planning.choose(len(row_at), longest, processors=processors(scores.device))
+    run(
+        plan, scores, k, out, row_at=row_at, row_end=row_end, arrived=arrived, enabled=enabled,
+        dependent=dependent,
+    )  # fmt: skip
+
+
+def candidate_bytes(rows: int, longest: int, device: torch.device) -> int:
+    """Memory that a call allocates besides its arguments."""
+    plan = planning.choose(max(rows, 1), longest, processors=processors(device))
+    return planning.candidate_bytes(plan)
+
+
+def run(
+    plan: Plan,
+    scores: Tensor,
+    k: int,
+    out: Tensor,
+    *,
+    row_at: Tensor | None = None,
+    row_start: Tensor | None = None,
+    row_end: Tensor | None = None,
+    arrived: Tensor | None = None,
+    enabled: Tensor | None = None,
+    dependent: bool = False,
+) -> None:
+    """Launch the kernel as `plan` says; `arrived` may be missing if it says one split."""
+    device = scores.device
+    candidates = torch.empty((plan.programs, 2, plan.capacity), dtype=torch.float32, device=device)
+    counts = torch.empty(plan.programs, dtype=torch.int32, device=device)
+    given = sum(
+        bit.value
+        for bit, tensor in (
+            (ROW_AT, row_at), (ROW_START, row_start), (ROW_END, row_end), (ENABLED, enabled),
+        )
+        if tensor is not None
+    )  # fmt: skip
+    width, stride, elements = 0, 0, len(scores)
+    if row_at is None:
+        width, stride = scores.shape[1], scores.stride(0)
+        elements = (len(scores) - 1) * stride + width
+    skew = scores.data_ptr() % _VECTOR_BYTES // scores.element_size()
+    hopper = device.type == "cuda" and architecture(device) >= HOPPER
+    sizes = plan.sizes
+    topk_kernel[(plan.programs,)](
+        scores, candidates.view(torch.int64) if row_at is None else row_at,
+        *(counts if tensor is None else tensor for tensor in (row_start, row_end, arrived, enabled)),
+        out, candidates, counts, given, k, width, len(out), plan.splits, plan.groups,
+        skew + elements, skew, stride, out.stride(0),
+        SMALL=sizes.small, BLOCK=sizes.block, SAMPLE=sizes.sample,
+        MOST_SPLITS=planning.MOST_SPLITS, WARPS=sizes.warps, PTX=device.type == "cuda",
+        PDL=hopper, num_warps=sizes.warps, launch_pdl=hopper and dependent,
+    )  # fmt: skip
+
+
+def _zeros(rows: int, device: torch.device) -> Tensor:
+    return torch.zeros(rows, dtype=torch.int32, device=device)
