@@ -14,8 +14,9 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ import torch
 from documents import PERFORMANCE, put, read
 from indexer_decode import captured_for, whole_and_parts
 from indexer_figures import draw
-from indexer_inputs import DEVICE, Pool
+from indexer_inputs import DEVICE, Pool, form
 from indexer_prefill import gather_of, insert_of, scores_of, select_of, topk_of
-from indexer_rows import free, in_short, medians
+from indexer_rows import FORMS, free, in_short, medians
 from indexer_tables import section
 from results_file import RESULTS, processor, write
 from timing import copy_rate
+
+from indexer_service.kernels.geometry import Geometry
+from indexer_service.kernels.warm_up import warm_up
 
 MARK = "indexer_kernels"
 SECTIONS = ("decode", "captured", "scores", "topk", "select", "insert", "gather")
@@ -40,6 +44,7 @@ class Plan:
     """What is measured. Shapes begin with the heads where heads matter."""
 
     k: int
+    warm: list[Geometry]
     pool_pages: int
     copied: int
     decode: list[tuple[int, int, int]]
@@ -55,6 +60,10 @@ K4, K16, K64, K128, K256, M1 = 1 << 12, 1 << 14, 1 << 16, 1 << 17, 1 << 18, 1 <<
 
 FULL = Plan(
     k=2048,
+    warm=[
+        Geometry(heads=heads, max_context=M1, max_decode_rows=64, max_prefill_rows=K4)
+        for heads in (64, 32)
+    ],
     pool_pages=1 << 17,
     copied=1 << 29,
     decode=[
@@ -72,6 +81,7 @@ FULL = Plan(
 )  # fmt: skip
 QUICK = Plan(
     k=2048,
+    warm=FULL.warm[:1],
     pool_pages=1 << 16,
     copied=1 << 29,
     decode=[(64, 1, K4), (64, 1, K64), (64, 64, K64)],
@@ -84,6 +94,7 @@ QUICK = Plan(
 )
 DRY = Plan(
     k=16,
+    warm=[Geometry(heads=4, max_context=128, max_decode_rows=2, max_prefill_rows=4, k=16)],
     pool_pages=32,
     copied=1 << 12,
     decode=[(4, 1, 64), (4, 1, 128), (4, 1, 192), (4, 2, 64)],
@@ -116,6 +127,7 @@ def measure(plan: Plan, impl: str, only: set[str]) -> dict[str, Any]:
     rate = copy_rate(plan.copied)
     results: dict[str, Any] = {"copy B/s": rate, "implementation": impl, "failed": []}
     print(f"copies run at {rate / 1e12:.2f} TB/s", flush=True)
+    _warm_up(plan, results)
     for name, rows in sections(plan, impl, rate).items():
         if only and name not in only:
             continue
@@ -131,6 +143,21 @@ def measure(plan: Plan, impl: str, only: set[str]) -> dict[str, Any]:
             free()
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
     return results
+
+
+def _warm_up(plan: Plan, results: dict[str, Any]) -> None:
+    """Makes and tunes what sessions of the plan's geometries need, in both forms."""
+    results["warm-up"] = []
+    for geometry, (name, arch) in product(plan.warm, FORMS.items()):
+        what = f"warm-up, {geometry.heads} heads, {name}"
+        try:
+            with form(arch):
+                report = warm_up(geometry, DEVICE)
+            results["warm-up"].append({"what": what, **asdict(report)})
+            print(f"{what}: {report}", flush=True)
+        except Exception as error:  # what is not warm is made when it is checked
+            results["failed"].append(f"{what}: {in_short(error)}")
+            print(results["failed"][-1], flush=True)
 
 
 def _say(name: str, row: dict[str, Any]) -> None:

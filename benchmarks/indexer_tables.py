@@ -36,6 +36,13 @@ def section(record: dict[str, Any], path: Path, figures: Sequence[Path]) -> str:
                 parts += [
                     f"![{each.stem.replace('_', ' ')}](figures/{each.name})" for each in figures
                 ]
+    if results.get("warm-up"):
+        warmed = [
+            f"{each['what'].removeprefix('warm-up, ')}: {each['kernels']} kernels, "
+            f"{each['seconds']:.0f} s"
+            for each in results["warm-up"]
+        ]
+        parts.append(f"Warm-up, tuning included: {'; '.join(warmed)}.")
     return "\n\n".join(filter(None, parts))
 
 
