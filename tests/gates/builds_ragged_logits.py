@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from triton.experimental.gluon.language import NVMMASharedLayout
+
 from indexer_service.kernels.architecture import native_fp8
 from indexer_service.kernels.mqa_logits import ragged_plan
 from indexer_service.kernels.mqa_logits.ragged_plan import MOST_BLOCK_ROWS, Configuration
@@ -12,21 +14,21 @@ _TYPES = dict(
     k_scale="*fp32", weights="*fp32", row_start="*i32", row_end="*i32", out="*fp32",
     enabled="*i32", rows="i32", keys="i32", block_rows="i32", out_row="i64",
 )  # fmt: skip
-_UNALIGNED = ("k_scale", "weights", "row_start", "row_end", "out", "enabled")
+_UNALIGNED = ("k_scale", "row_start", "row_end", "out", "enabled")
 
 
 def _score(chosen: Configuration, heads: int, fill: bool, architectures: tuple[int, ...]) -> Build:
     native = native_fp8(architectures[0])
-    types = _TYPES | (
-        dict(q="*fp8e4nv", k="*fp8e4nv") if native else dict(q="*fp16", k="*u8")
-    )  # fmt: skip
+    types = _TYPES | (dict(q="*fp8e4nv", k="*fp8e4nv") if native else dict(q="*fp16", k="*u8"))
     constants: dict[str, Any] = dict(
         HEADS=heads, DIM=128, ROWS=chosen.rows(heads), STAGES=chosen.stages,
         MOST_ROWS=MOST_BLOCK_ROWS, FILL=fill,
     )  # fmt: skip
     if chosen.form == "hopper":
-        parts = chosen.keys // (16 * chosen.warps)
-        constants |= dict(PARTS=parts, OVERLAP=chosen.overlap, num_warps=chosen.warps)
+        part = 16 * chosen.warps
+        types |= dict(q=_operand(chosen.rows(heads) * heads), k=_operand(part))
+        constants |= dict(PARTS=chosen.keys // part, num_warps=chosen.warps)
+        constants |= dict(OVERLAP=chosen.overlap)
         kernel = f"{_HERE}.ragged_hopper:hopper_kernel"
     else:
         constants |= dict(KEYS=chosen.keys, NATIVE=native, PACKED=True)
@@ -37,11 +39,16 @@ def _score(chosen: Configuration, heads: int, fill: bool, architectures: tuple[i
     )  # fmt: skip
 
 
+def _operand(rows: int) -> str:
+    """The type of what `ragged_hopper.operand` makes."""
+    return f"tensordesc<fp8e4nv[{rows}, 128],{NVMMASharedLayout(128, 8, 2)!r}>"
+
+
 def _groups() -> dict[tuple[bool, tuple[Configuration, ...]], tuple[int, ...]]:
     """Architectures that use the same configurations in the same form."""
     groups: dict[tuple[bool, tuple[Configuration, ...]], tuple[int, ...]] = {}
     for arch in ARCHITECTURES:
-        kind = (native_fp8(arch), ragged_plan.configurations(arch))
+        kind = (native_fp8(arch), ragged_plan.configurations(arch, 64, 128))
         groups[kind] = (*groups.get(kind, ()), arch)
     return groups
 
@@ -51,7 +58,7 @@ BUILDS = [
         _score(chosen, heads, fill, architectures)
         for (_, configurations), architectures in _groups().items()
         for chosen in configurations
-        for heads, fill in ((64, False), (64, True), (16, False), (32, False), (128, False))
+        for heads, fill in ((64, False), (64, True), (16, False), (128, False))
     ),
     Build(
         "decoded queries", f"{_HERE}.decode_queries:decode_kernel",

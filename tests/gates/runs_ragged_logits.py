@@ -112,6 +112,7 @@ _CASES: dict[str, Callable[[str], None]] = {
     "64 heads": partial(_answers, heads=64),
     "5 heads, 48 wide": partial(_answers, heads=5, dim=48),
     "128 heads": partial(_answers, heads=128, dim=32),
+    "140 heads": partial(_answers, heads=140, dim=32),
     "every code": _codes,
     "NaN": _nan,
     "strides": _strides,

@@ -97,6 +97,8 @@ def score(given: Ragged) -> Tensor:
         (60, 1000, 12, 128),
         (60, 1000, 64, 64),
         (60, 1000, 40, 48),
+        (20, 300, 200, 128),
+        (20, 300, 8, 256),
     ],
 )
 def test_scores_equal_float64_and_nothing_else_is_written(
@@ -147,7 +149,7 @@ def test_every_configuration_gives_the_same_bits(form: str | None) -> None:
     for heads in (16, 64, 128):
         given = case(301, 3000, heads)
         expected = score(given)
-        for configuration in ragged_plan.configurations(architecture(DEVICE)):
+        for configuration in ragged_plan.configurations(architecture(DEVICE), heads, 128):
             ours = torch.full_like(expected, POISON)
             ragged(*given.tensors, ours, configuration=configuration)
             assert torch.equal(ours, expected)
@@ -214,6 +216,11 @@ def test_a_word_of_zero_leaves_everything_as_it_was(form: str | None) -> None:
     assert (out == POISON).all()
     ragged(*given.tensors, out, enabled=word)
     assert (out == POISON).all()
+
+
+def test_a_row_too_large_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^q: .* \(fix: .+\)$"):
+        score(case(2, 10, heads=300))
 
 
 def test_scores_beyond_32_bits(form: str | None) -> None:

@@ -8,27 +8,19 @@ ends in the thread that stores it.
 
 import triton.experimental.gluon.language as gl
 import triton.language as tl
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
+    mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from indexer_service.kernels.mqa_logits.ragged_tile import UNALIGNED, UNSPECIALISED
-
-
-@gluon.constexpr_function
-def _operand(dim):
-    """Shared memory as the matrix instructions want rows of `dim` bytes."""
-    return gl.NVMMASharedLayout(min(dim, 128), 8, 2)
-
-
-@gluon.constexpr_function
-def _copies(dim, warps):
-    """16 bytes a thread."""
-    return gl.BlockedLayout([1, 16], [512 // dim, dim // 16], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -79,20 +71,18 @@ def _fill(out, first_row, end_row, out_row, first_key, end_key, KEYS: gl.constex
 
 @gluon.jit
 def _copy_rows(
-    q, weights, row, high, queries, shared_weights, HEADS: gl.constexpr, DIM: gl.constexpr,
-    WARPS: gl.constexpr,
-):  # fmt: skip
-    """Start copying the queries and weights of the rows from `row` on; zeros from `high` on."""
+    q, weights, row, high, queries, shared_weights, ready, HEADS: gl.constexpr, WARPS: gl.constexpr
+):
+    """Start copying the queries and weights of the rows from `row` on, if it is below `high`."""
     COLUMNS: gl.constexpr = queries.shape[0]
-    COPY: gl.constexpr = _copies(DIM, WARPS)
-    column = gl.arange(0, COLUMNS, gl.SliceLayout(1, COPY))
-    at = column[:, None] * DIM + gl.arange(0, DIM, gl.SliceLayout(0, COPY))[None, :]
-    there = (row + column // HEADS < high)[:, None]
-    base = gl.cast(row, gl.int64) * HEADS
-    async_copy.async_copy_global_to_shared(queries, q + base * DIM + at, mask=there)
+    DIM: gl.constexpr = queries.shape[1]
+    there = row < high
+    mbarrier.expect(ready, COLUMNS * DIM, pred=there)
+    tma.async_copy_global_to_shared(q, [row * HEADS, 0], ready, queries, pred=there)
     column = gl.arange(0, COLUMNS, _vector(WARPS))
     there = row + column // HEADS < high
-    async_copy.async_copy_global_to_shared(shared_weights, weights + base + column, mask=there)
+    at = weights + gl.cast(row, gl.int64) * HEADS + column
+    async_copy.async_copy_global_to_shared(shared_weights, at, mask=there)
     async_copy.commit_group()
 
 
@@ -123,14 +113,14 @@ def hopper_kernel(
 ):  # fmt: skip
     """PARTS * 16 * num_warps keys for block_rows rows, ROWS at a time; as `ragged_tile`.
 
-    OVERLAP: start a part's product before the last one's is waited for.
+    q [M * HEADS, DIM], k [N, DIM]: descriptors as `operand` makes them, of ROWS * HEADS and of
+    16 * num_warps rows. OVERLAP: start a part's product before the last one's is waited for.
     """
     if enabled is not None and gl.load(enabled) == 0:
         return
     PART: gl.constexpr = 16 * num_warps
     KEYS: gl.constexpr = PARTS * PART
     COLUMNS: gl.constexpr = ROWS * HEADS
-    COPY: gl.constexpr = _copies(DIM, num_warps)
     PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, COLUMNS, 32])
     SCORE: gl.constexpr = gl.SliceLayout(2, _whole(ROWS, num_warps))
     tiles = gl.cdiv(keys, KEYS)
@@ -148,33 +138,38 @@ def hopper_kernel(
     if low >= high:
         return
 
-    tile = gl.allocate_shared_memory(gl.float8e4nv, [PARTS, PART, DIM], _operand(DIM))
-    queries = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, COLUMNS, DIM], _operand(DIM))
+    tile = gl.allocate_shared_memory(gl.float8e4nv, [PARTS, PART, DIM], k.layout)
+    queries = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, COLUMNS, DIM], q.layout)
     ring = gl.allocate_shared_memory(
         gl.float32, [STAGES, COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES + 1):
+        mbarrier.init(ready.index(stage), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
     place = gl.arange(0, PART, gl.SliceLayout(1, SCORE))
     scales = ()
+    mbarrier.expect(ready.index(STAGES), KEYS * DIM)
     for part in gl.static_range(PARTS):
-        copied = first_key + part * PART + gl.arange(0, PART, gl.SliceLayout(1, COPY))
-        at = copied.to(gl.int64)[:, None] * DIM
-        at = at + gl.arange(0, DIM, gl.SliceLayout(0, COPY))[None, :]
-        inside = (copied < keys)[:, None]
-        async_copy.async_copy_global_to_shared(tile.index(part), k + at, mask=inside)
-        scaled = first_key + part * PART + place
+        first = first_key + part * PART
+        tma.async_copy_global_to_shared(k, [first, 0], ready.index(STAGES), tile.index(part))
+        scaled = first + place
         scale = gl.load(k_scale + scaled, mask=scaled < keys, other=0.0)
         scales += (scale,)  # type: ignore[assignment]
     for stage in gl.static_range(STAGES):
         _copy_rows(
             q, weights, low + stage * ROWS, high, queries.index(stage), ring.index(stage),
-            HEADS, DIM, num_warps,
+            ready.index(stage), HEADS, num_warps,
         )  # fmt: skip
     async_copy.wait_group(STAGES - 1)
-    fence_async_shared()
     gl.thread_barrier()
+    mbarrier.wait(ready.index(STAGES), 0)
     g = gl.arange(0, ROWS, gl.SliceLayout(0, SCORE))
     stage = 0
+    phase = 0
     for row in range(low, high, ROWS):
+        mbarrier.wait(ready.index(stage), phase)
         products = _multiply(tile.index(0), queries.index(stage), PRODUCT)
         weight = ring.index(stage).load(gl.SliceLayout(0, PRODUCT))
         of_group = row + g < high
@@ -192,11 +187,10 @@ def hopper_kernel(
             if part + 1 == PARTS:
                 # No warp needs these queries any more: their buffer takes the next that come.
                 async_copy.wait_group(STAGES - 2)
-                fence_async_shared()
                 gl.thread_barrier()
                 _copy_rows(
                     q, weights, row + STAGES * ROWS, high, queries.index(stage),
-                    ring.index(stage), HEADS, DIM, num_warps,
+                    ring.index(stage), ready.index(stage), HEADS, num_warps,
                 )  # fmt: skip
             score = _sum_heads(products, weight, ROWS, HEADS, num_warps) * scales[part][:, None]
             if part + 1 < PARTS:
@@ -210,5 +204,13 @@ def hopper_kernel(
                 score = gl.where(seen, score, float("-inf"))
                 seen = (key < keys) & of_group[None, :]
             gl.store(to[None, :] + key, score, mask=seen)
+        phase = gl.where(stage + 1 == STAGES, phase ^ 1, phase)
         stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
     async_copy.wait_group(0)
+
+
+def operand(rows: Tensor, block: int) -> TensorDescriptor:
+    """float8_e4m3fn [n, dim], dim at most 128, as the kernel takes it, `block` rows at a time."""
+    dim = rows.shape[1]
+    layout = gl.NVMMASharedLayout(dim, 8, 2)
+    return TensorDescriptor.from_tensor(rows, [block, dim], layout)

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from indexer_service.kernels.architecture import architecture, native_fp8, processors
-from indexer_service.kernels.checks import E4M3
+from indexer_service.kernels.checks import E4M3, fault
 from indexer_service.kernels.mqa_logits import ragged_plan as planning
 from indexer_service.kernels.mqa_logits.decode_queries import decode_queries
 from indexer_service.kernels.mqa_logits.ragged_plan import Configuration
@@ -43,7 +42,7 @@ def ragged(
     if not out.numel():
         return
     arch = architecture(q.device)
-    chosen = configuration or planning.chosen(arch, q.shape[1])
+    chosen = configuration or planning.chosen(arch, *q.shape[1:])
     q, k, weights = _padded(q, k, weights)
     k_scale, row_start, row_end = (x.contiguous() for x in (k_scale, row_start, row_end))
     rows, heads, dim = q.shape
@@ -104,6 +103,9 @@ def _padded(q: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tens
     _, heads, dim = q.shape
     more_heads = max(_FEWEST_HEADS, 1 << (heads - 1).bit_length()) - heads
     more_dim = max(_SMALLEST_DIM, 1 << (dim - 1).bit_length()) - dim
+    if (heads + more_heads) * (dim + more_dim) > planning.LARGEST_ROW:
+        fix = f"heads times D at most {planning.LARGEST_ROW}, or impl='reference'"
+        raise fault("q", f"{heads} heads of {dim} are too many", fix)
     if more_heads or more_dim:
         q = pad(q, (0, more_dim, 0, more_heads))
         k = pad(k, (0, more_dim))

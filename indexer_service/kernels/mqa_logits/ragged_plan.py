@@ -37,8 +37,17 @@ class Configuration:
         return max(1, self.columns // heads)
 
 
-def configurations(arch: int) -> tuple[Configuration, ...]:
+_WIDE = Configuration("portable", keys=64, columns=0, stages=1, warps=4, programs=1)
+"""For more heads, or longer ones, than any model is known to have."""
+
+LARGEST_ROW = 1 << 15
+"""Heads times dimension of a row, both rounded up to a power of two, are at most this."""
+
+
+def configurations(arch: int, heads: int = 64, dim: int = 128) -> tuple[Configuration, ...]:
     """All that an architecture may use, the preferred first."""
+    if heads > 128 or dim > 128:
+        return (_WIDE,)
     if arch == HOPPER:
         return (
             Configuration("hopper", keys=256, columns=128, stages=2, warps=4, programs=3),
@@ -54,9 +63,12 @@ def key(arch: int, heads: int) -> dict[str, Hashable]:
     return {"arch": arch, "heads": heads}
 
 
-def chosen(arch: int, heads: int) -> Configuration:
+def chosen(arch: int, heads: int, dim: int) -> Configuration:
     """What was tuned, else the first of `configurations`."""
-    return tuning.chosen(OPERATION, key(arch, heads), configurations(arch)[0])
+    preferred = configurations(arch, heads, dim)[0]
+    return (
+        preferred if preferred is _WIDE else tuning.chosen(OPERATION, key(arch, heads), preferred)
+    )
 
 
 def block_rows(rows: int, keys: int, configuration: Configuration, processors: int) -> int:

@@ -17,7 +17,7 @@ UNSPECIALISED = ("rows", "keys", "block_rows", "out_row")
 MOST_BLOCK_ROWS = 256
 """`block_rows` is at most this."""
 
-UNALIGNED = ("k_scale", "weights", "row_start", "row_end", "out", "enabled")
+UNALIGNED = ("k_scale", "row_start", "row_end", "out", "enabled")
 """Pointers that may lie anywhere."""
 
 
@@ -56,7 +56,7 @@ def ragged_kernel(
 ):  # fmt: skip
     """KEYS keys for block_rows rows, ROWS of them at a time.
 
-    q: [M, HEADS, DIM], k: [N, DIM], weights: [M, HEADS], contiguous, q and k aligned to 16 bytes;
+    q: [M, HEADS, DIM], k: [N, DIM], weights: [M, HEADS], contiguous and aligned to 16 bytes;
     with NATIVE e4m3, else q fp16 as `decode_e4m3` makes it and k codes. out: fp32 [M, N]; without
     FILL only what a row sees is written. enabled: int32 [1] or None; with 0 in it nothing is.
     """
