@@ -66,9 +66,9 @@ def key(arch: int, heads: int) -> dict[str, Hashable]:
 def chosen(arch: int, heads: int, dim: int) -> Configuration:
     """What was tuned, else the first of `configurations`."""
     preferred = configurations(arch, heads, dim)[0]
-    return (
-        preferred if preferred is _WIDE else tuning.chosen(OPERATION, key(arch, heads), preferred)
-    )
+    if preferred is _WIDE:
+        return preferred
+    return tuning.chosen(OPERATION, key(arch, heads), preferred)
 
 
 def block_rows(rows: int, keys: int, configuration: Configuration, processors: int) -> int:
