@@ -1,6 +1,7 @@
 """Compile every build for one architecture: `python -m tests.gates.compile_for 80 [planted]`.
 
-Prints one JSON line a build: name, error or null, shared-memory bytes, registers, stack bytes.
+Prints one JSON line a build: name, error or null, shared-memory bytes, registers, stack bytes, and
+arguments that would make new kernels.
 One process an architecture, because Triton keeps state of the first one it compiled for.
 """
 
@@ -39,6 +40,20 @@ def source(build: Build) -> ASTSource:
     return kind(kernel, signature, constants, aligned)
 
 
+def specialising(build: Build) -> list[str]:
+    """Arguments whose values or alignment would make new kernels while a session runs."""
+    module, name = build.kernel.split(":")
+    return [
+        parameter.name
+        for parameter in getattr(import_module(module), name).params
+        if not parameter.do_not_specialize
+        and (
+            build.types.get(parameter.name, "*").startswith(("i", "u", "fp"))
+            or (parameter.name in build.unaligned and not parameter.do_not_specialize_on_alignment)
+        )
+    ]
+
+
 def resources(cubin: bytes) -> tuple[int, int]:
     """Registers a thread and bytes of stack (spills) as the binary says."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -63,6 +78,7 @@ def compiled(build: Build, arch: int) -> dict[str, Any]:
     registers, stack = resources(binary.asm["cubin"])
     return result | {
         "shared": binary.metadata.shared, "registers": registers, "stack": stack,
+        "specialising": specialising(build),
     }  # fmt: skip
 
 

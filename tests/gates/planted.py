@@ -26,6 +26,12 @@ def keeps_everything(x, out, N: tl.constexpr):
 
 
 @triton.jit
+def takes_a_number(x, out, size, N: tl.constexpr):
+    place = tl.arange(0, N)
+    tl.store(out + place, tl.load(x + place, mask=place < size), mask=place < size)
+
+
+@triton.jit
 def gathers_too_much(x, out, N: tl.constexpr):
     rows = tl.arange(0, N)
     total = tl.zeros((N, N), tl.float32)
@@ -44,6 +50,13 @@ BUILDS = {
     ),
     "spills": Build(
         "spill", f"{_HERE}:keeps_everything", _POINTERS, dict(N=32768), dict(num_warps=4)
+    ),
+    "number": Build(
+        "number", f"{_HERE}:takes_a_number", _POINTERS | dict(size="i32"), dict(N=128)
+    ),
+    "alignment": Build(
+        "alignment", f"{_HERE}:takes_a_number", _POINTERS | dict(size="constexpr"),
+        dict(N=128, size=100), unaligned=("out",),
     ),
     "shared": Build(
         "shared memory", f"{_HERE}:gathers_too_much", dict(x="*bf16", out="*fp32"),

@@ -60,6 +60,8 @@ def broken(build: dict[str, Any], arch: int) -> str | None:
         return f"{build['shared']} bytes of shared memory, {SHARED_LIMIT[arch]} allowed"
     if build["stack"]:
         return f"{build['stack']} bytes of registers spilled"
+    if build["specialising"]:
+        return f"compiled anew for other values of {build['specialising']}"
     return None
 
 
@@ -120,6 +122,8 @@ def test_unrepaired_interpreter_gets_small_floats_wrong(repository: Path) -> Non
         (80, "refused", "fp8e4nv"),
         (86, "shared", "bytes of shared memory"),
         (90, "spills", "spilled"),
+        (90, "number", "compiled anew for other values of ['size']"),
+        (90, "alignment", "compiled anew for other values of ['out']"),
     ],
 )
 def test_planted_faults_fail_in_the_compiler(
