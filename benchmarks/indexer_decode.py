@@ -14,7 +14,7 @@ from indexer_checks import (
     score_error,
     selection,
 )
-from indexer_inputs import DEVICE, KEY_BYTES, Call, Decode, Pool
+from indexer_inputs import DEVICE, KEY_BYTES, Call, Decode, Pool, normal
 from indexer_rows import FORMS, Row, need
 from torch import Tensor
 
@@ -43,7 +43,7 @@ def whole_and_parts(
     rows = sampled(batch)
     exact = exact_paged(inputs, rows)
     expected = selection(exact, k)
-    scores = torch.randn((batch, context), device=DEVICE)  # until logits are written there
+    scores = normal(batch, context)  # until logits are written there
     chosen = torch.empty((batch, k), dtype=torch.int32, device=DEVICE)
 
     def logits(call: int) -> Tensor:

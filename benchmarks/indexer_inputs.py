@@ -14,6 +14,24 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAGE, DIM = 64, 128
 KEY_BYTES = DIM + 4
 
+SEED = torch.Generator(DEVICE).manual_seed(0)
+"""Not torch's own generator, which a graph capture that failed would leave unusable."""
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=SEED, device=DEVICE, dtype=dtype)
+
+
+def powers_of_two(*shape: int) -> Tensor:
+    """fp32 scales as `k_cache.insert` makes them."""
+    exponents = torch.randint(-3, 2, shape, generator=SEED, device=DEVICE)
+    return torch.exp2(exponents.to(torch.float32))
+
+
+def permutation(count: int) -> Tensor:
+    """int64 [count]."""
+    return torch.randperm(count, generator=SEED, device=DEVICE)
+
 
 @contextmanager
 def form(arch: str | None) -> Iterator[None]:
@@ -31,7 +49,7 @@ def form(arch: str | None) -> Iterator[None]:
 
 def codes(*shape: int) -> Tensor:
     """e4m3 bytes as a model makes them: roughly normal, of every sign, none NaN."""
-    values = torch.randn(shape, device=DEVICE, dtype=torch.float16) * 64
+    values = normal(*shape, dtype=torch.float16) * 64
     return values.clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
@@ -42,8 +60,7 @@ def pages_of_keys(pages: int) -> Tensor:
     for first in range(0, pages, step):
         part = cache[first : first + step]
         part[:, : PAGE * DIM] = codes(len(part), PAGE * DIM)
-        exponents = torch.randint(-3, 2, (len(part), PAGE), device=DEVICE)
-        part[:, PAGE * DIM :] = torch.exp2(exponents.to(torch.float32)).view(torch.uint8)
+        part[:, PAGE * DIM :] = powers_of_two(len(part), PAGE).view(torch.uint8)
     return cache.view(pages, PAGE, KEY_BYTES)
 
 
@@ -56,11 +73,11 @@ class Pool:
     """
 
     pages: int
-    k_cache: Tensor = field(init=False)
+    k_cache: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.k_cache = pages_of_keys(self.pages)
-        self._order = torch.randperm(self.pages, device=DEVICE).to(torch.int32)
+        self._order = permutation(self.pages).to(torch.int32)
         self._next = 0
 
     def fill(self, tables: Tensor) -> None:
@@ -89,7 +106,7 @@ class Decode:
 
     def __post_init__(self) -> None:
         self.q = codes(self.batch, 1, self.heads, DIM)
-        self.weights = torch.randn((self.batch, self.heads), device=DEVICE)
+        self.weights = normal(self.batch, self.heads)
         self.seq_lens = torch.full((self.batch,), self.context, dtype=torch.int32, device=DEVICE)
         used, room = -(-self.context // PAGE), -(-self.max_context // PAGE)
         shape = (self.calls, self.batch, room)
@@ -126,9 +143,8 @@ class Prefill:
     def __post_init__(self) -> None:
         self.q = codes(self.rows, self.heads, DIM)
         self.k = codes(self.keys, DIM)
-        exponents = torch.randint(-3, 2, (self.keys,), device=DEVICE)
-        self.k_scale = torch.exp2(exponents.to(torch.float32))
-        self.weights = torch.randn((self.rows, self.heads), device=DEVICE)
+        self.k_scale = powers_of_two(self.keys)
+        self.weights = normal(self.rows, self.heads)
         self.row_start = torch.zeros(self.rows, dtype=torch.int32, device=DEVICE)
         first = self.keys - self.rows + 1
         self.row_end = torch.arange(first, self.keys + 1, dtype=torch.int32, device=DEVICE)

@@ -123,7 +123,6 @@ def sections(plan: Plan, impl: str, rate: float) -> dict[str, list[Callable[[], 
 
 def measure(plan: Plan, impl: str, only: set[str]) -> dict[str, Any]:
     """All sections, printed as they come; "failed" names the rows that could not be made."""
-    torch.manual_seed(0)
     rate = copy_rate(plan.copied)
     results: dict[str, Any] = {"copy B/s": rate, "implementation": impl, "failed": []}
     print(f"copies run at {rate / 1e12:.2f} TB/s", flush=True)
@@ -138,7 +137,8 @@ def measure(plan: Plan, impl: str, only: set[str]) -> dict[str, Any]:
                 results[name].append(row())
                 _say(name, results[name][-1])
             except Exception as error:  # the other rows are still worth their time
-                results["failed"].append(f"{name} {row.args[:4]}: {in_short(error)}")
+                shape = [size for size in row.args if isinstance(size, int)]
+                results["failed"].append(f"{name} {shape}: {in_short(error)}")
                 print(results["failed"][-1], flush=True)
             free()
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)

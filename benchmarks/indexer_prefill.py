@@ -15,7 +15,17 @@ from indexer_checks import (
     score_error,
     selection,
 )
-from indexer_inputs import DEVICE, DIM, KEY_BYTES, PAGE, Call, Pool, Prefill
+from indexer_inputs import (
+    DEVICE,
+    DIM,
+    KEY_BYTES,
+    PAGE,
+    Call,
+    Pool,
+    Prefill,
+    normal,
+    permutation,
+)
 from indexer_rows import FORMS, Row, need
 from torch import Tensor
 
@@ -60,7 +70,7 @@ def scores_of(heads: int, rows: int, keys: int, impl: str) -> dict[str, Any]:
 def topk_of(rows: int, keys: int, k: int, rate: float, impl: str) -> dict[str, Any]:
     """Top-k of rows that see all keys up to themselves, the scores as a model's logits lie."""
     inputs = Prefill(8, rows, keys)
-    scores = torch.randn((rows, keys), device=DEVICE) * 4
+    scores = normal(rows, keys) * 4
     row = Row({"rows": rows, "keys": keys, "k": k}, CALLS)
     chosen = torch.empty((rows, k), dtype=torch.int32, device=DEVICE)
     start, end = inputs.row_start, inputs.row_end
@@ -115,7 +125,7 @@ def select_of(heads: int, rows: int, keys: int, k: int, impl: str) -> dict[str, 
 def insert_of(tokens: int, pool: Pool, rate: float, impl: str) -> dict[str, Any]:
     """`k_cache.insert`: each call writes other slots, of whole pages where there are many."""
     calls = max(2, min(32, (1 << 17) // tokens))
-    keys = torch.randn((tokens, DIM), device=DEVICE, dtype=torch.bfloat16)
+    keys = normal(tokens, DIM, dtype=torch.bfloat16)
     slots = _slots(calls, tokens, pool)
     row = Row({"tokens": tokens, "calls": calls}, calls)
 
@@ -137,7 +147,7 @@ def insert_of(tokens: int, pool: Pool, rate: float, impl: str) -> dict[str, Any]
 def _slots(calls: int, tokens: int, pool: Pool) -> Tensor:
     """int64 [calls, tokens]: one a request as in decoding, or page after page as in prefilling."""
     if tokens <= PAGE:
-        drawn = torch.randperm(pool.pages * PAGE, device=DEVICE)[: calls * tokens]
+        drawn = permutation(pool.pages * PAGE)[: calls * tokens]
         return drawn.view(calls, tokens)
     pages = torch.empty((calls, tokens // PAGE), dtype=torch.int32, device=DEVICE)
     pool.fill(pages)

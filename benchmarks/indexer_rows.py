@@ -122,8 +122,11 @@ def apart_sum(row: dict[str, Any]) -> float | None:
 
 
 def in_short(error: Exception) -> str:
-    """Kind and end of its message."""
-    return f"{type(error).__name__}: {str(error).strip()[-300:]}"
+    """Kind, and begin and end of its message."""
+    said = str(error).strip()
+    return (
+        f"{type(error).__name__}: {said if len(said) < 400 else said[:200] + ' ... ' + said[-200:]}"
+    )
 
 
 def free() -> None:

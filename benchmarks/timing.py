@@ -38,11 +38,7 @@ def captured(
     call(0)
     if not torch.cuda.is_available():
         return _on_the_host(call, calls, prepare)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(calls):
-            call(i)
+    graph = _graph(call, calls)
 
     def replay() -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -79,6 +75,26 @@ def copy_rate(elements: int = 1 << 29) -> float:
     target = torch.empty_like(source)
     replay = captured(lambda _: torch.neg(source, out=target), 4)
     return 2 * source.nbytes / (in_turns({"copy": replay})["copy"].median * 1e-6)
+
+
+def _graph(call: Callable[[int], object], calls: int) -> torch.cuda.CUDAGraph:
+    """A capture that fails leaves torch's state behind it in disorder: what can be told before
+    (a call that waits for the GPU) is, and the stream is put back."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call(0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):
+            for i in range(calls):
+                call(i)
+    except Exception as error:
+        torch.cuda.set_stream(stream)
+        raise error.__context__ or error from None
+    return graph
 
 
 def _on_the_host(call: Callable[[int], object], calls: int, prepare: Callable[[], None]) -> Replay:
