@@ -53,15 +53,21 @@ def paged_build(
 
 
 def _builds(arch: int) -> list[Build]:
+    native = native_fp8(arch)
     builds = []
-    for heads, next_n, packed in ((64, 1, True), (32, 2, False), (64, 4, True)):
+    for heads, next_n, packed in ((64, 1, True), (32, 2, False), (64, 4, True), (128, 1, False)):
         columns = paged_plan.columns(heads, next_n)
-        for chosen in paged_plan.configurations(
-            arch, columns.rows * columns.heads, tensor_maps=True
-        ):
-            native = native_fp8(arch)
+        for chosen in paged_plan.configurations(arch, columns.heads, next_n, tensor_maps=True):
             builds.append(paged_build(chosen, heads, next_n, arch, native=native, packed=packed))
     return builds
 
 
 BUILDS = [build for arch in ARCHITECTURES for build in _builds(arch)]
+BUILDS.append(
+    Build(
+        "paged logits, tails", f"{_HERE}.paged_tails:tails_kernel",
+        dict(out="*fp32", seq_lens="*i32", next_n="i32", limit="i32", context="i32",
+             out_row="i64", length_request="i64", length_row="i64", back="i32"),
+        dict(BLOCK=2048), dict(num_warps=4), unaligned=("out", "seq_lens"),
+    )
+)  # fmt: skip

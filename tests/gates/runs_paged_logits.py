@@ -109,7 +109,7 @@ def _disabled() -> None:
 def _many_requests() -> None:
     """More lengths than a program reads together; the walk crosses many requests."""
     lengths = [(7 * i) % 71 if i % 12 == 7 else -i for i in range(150)]
-    case = inputs.paged(lengths, heads=16, dim=32, page=64)
+    case = inputs.paged(lengths, heads=16, dim=64, page=64)
     same(*scored(case, 70, programs=2))
     dense = torch.empty((150, 70))
     reference.paged(*case.tensors, dense)
@@ -162,7 +162,7 @@ _CASES: dict[str, Callable[[], None]] = {
     "e4m3, 64 heads, 2 rows": partial(_dense, arch="89", heads=64, next_n=2),
     "e4m3, 20 heads, 4 rows, page 32": partial(_dense, arch="89", heads=20, next_n=4, page=32),
     "e4m3, 3 groups of rows": partial(_dense, arch="89", heads=64, next_n=5, lengths=(70, 3)),
-    "e4m3, page 16, D 32": partial(_dense, arch="89", page=16, dim=32),
+    "e4m3, page 16, D 64": partial(_dense, arch="89", page=16, dim=64),
     "e4m3, every code": partial(_dense, arch="89", page=128, change=_every_code),
     "fp16, every code": partial(_dense, arch="80", page=64, change=_every_code),
     "fp16, 64 heads, 4 rows": partial(_dense, arch="80", heads=64, next_n=4),

@@ -1,8 +1,10 @@
 """Paged scores on SM90 with native e4m3, for caches that tensor maps can describe.
 
-As `paged_portable`, but in Gluon, Triton's lower level: the copy engine fetches whole pages while
-the threads compute, also across requests, so that memory never waits for a request to end. Pages
-outside the cache need no care: there the engine delivers zeros for keys and NaN for scales.
+As `paged_portable`, but in Gluon, Triton's lower level. The copy engine fetches whole pages into a
+ring of tiles, also across requests, so that memory never waits for a request to end; the next
+request's queries are on their way meanwhile. A matrix product runs while the scores of the one
+before are finished. Pages outside the cache need no care: there the engine delivers zeros for keys
+and NaN for scales.
 """
 
 import torch
@@ -10,6 +12,7 @@ import triton.experimental.gluon.language as gl
 import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -23,7 +26,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from indexer_service.kernels.mqa_logits.paged_portable import UNALIGNED, UNSPECIALISED
 from indexer_service.kernels.mqa_logits.paged_share import (
     LENGTHS_AT_ONCE,
-    longest_row,
     row_length,
     seeing_request,
     share,
@@ -91,6 +93,38 @@ def _advance(
     return request, tile, longest, tiles, left
 
 
+@gluon.jit
+def _copy_queries(
+    q, weights, request, slot, heads, weight_row, weight_head, queries, head_weights,
+    NEXT_N: gl.constexpr, HEADS: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """Start copying a request's queries and weights; heads that pad get zeros."""
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [num_warps, 1], [1, 0])
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
+    head = gl.arange(0, HEADS, gl.SliceLayout(1, LOAD))
+    d = gl.arange(0, _D, gl.SliceLayout(0, LOAD))[None, :]
+    column = gl.arange(0, HEADS, LINE)
+    for j in gl.static_range(NEXT_N):
+        row = request.to(gl.int64) * NEXT_N + j
+        query = gl.multiple_of((row * heads + head) * _D, 16)
+        async_copy.async_copy_global_to_shared(
+            queries.index(slot * NEXT_N + j), q + query[:, None] + d, mask=(head < heads)[:, None]
+        )  # fmt: skip
+        async_copy.async_copy_global_to_shared(
+            head_weights.index(slot * NEXT_N + j),
+            weights + row * weight_row + column * weight_head, mask=column < heads,
+        )  # fmt: skip
+    async_copy.commit_group()
+
+
+@gluon.jit
+def _start(keys, queries, nothing):
+    """Start the matrix product of a tile's keys and one row's heads."""
+    return warpgroup_mma(
+        keys, queries.permute((1, 0)), nothing, use_acc=False, is_async=True
+    )  # fmt: skip
+
+
 @gluon.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=UNALIGNED)
 def hopper_kernel(
     q, keys_map, scales_map, weights, seq_lens, table, scores, row_at, row_end, arrived, enabled,
@@ -104,33 +138,29 @@ def hopper_kernel(
 
     keys_map: e4m3 [pages, page, 128]; scales_map: fp32 [pages, page].
     """
+    PER_UNIT: gl.constexpr = PADDING // BLOCK_N
+    BOX: gl.constexpr = box(PAGE, BLOCK_N)
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    PRODUCTS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, HEADS, 32])
+    BOXES: gl.constexpr = STAGES * BLOCK_N // BOX
+    boxes = gl.allocate_shared_memory(gl.float8e4nv, [BOXES, 1, BOX, _D], keys_layout())
+    scale_boxes = gl.allocate_shared_memory(gl.float32, [BOXES, 1, BOX], scales_layout())
+    keys = boxes._reinterpret(gl.float8e4nv, [STAGES, BLOCK_N, _D], TILE)
+    scales = scale_boxes._reinterpret(gl.float32, [STAGES, BLOCK_N], PLAIN)
+    # Two slots: the next request's queries come while this one's are multiplied.
+    query_codes = gl.allocate_shared_memory(gl.uint8, [2 * NEXT_N, HEADS, _D], TILE)
+    queries = query_codes._reinterpret(gl.float8e4nv, [2 * NEXT_N, HEADS, _D], TILE)
+    head_weights = gl.allocate_shared_memory(gl.float32, [2 * NEXT_N, HEADS], PLAIN)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+    gl.thread_barrier()
     gdc_wait()
     gdc_launch_dependents()
     if enabled is not None:  # noqa: SIM102 - decided when compiling
         if gl.load(enabled) == 0:
             return
-    PER_UNIT: gl.constexpr = PADDING // BLOCK_N
-    BOX: gl.constexpr = box(PAGE, BLOCK_N)
-    PARTS: gl.constexpr = BLOCK_N // BOX
-    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
-    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    PRODUCTS: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [num_warps, 1], [16, HEADS, 32]
-    )  # fmt: skip
-    LOAD: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [num_warps, 1], [1, 0])
-    boxes = gl.allocate_shared_memory(
-        gl.float8e4nv, [STAGES * PARTS, 1, BOX, _D], keys_layout()
-    )  # fmt: skip
-    scale_boxes = gl.allocate_shared_memory(
-        gl.float32, [STAGES * PARTS, 1, BOX], scales_layout()
-    )  # fmt: skip
-    keys = boxes._reinterpret(gl.float8e4nv, [STAGES, BLOCK_N, _D], TILE)
-    scales = scale_boxes._reinterpret(gl.float32, [STAGES, BLOCK_N], PLAIN)
-    queries = gl.allocate_shared_memory(gl.float8e4nv, [NEXT_N, HEADS, _D], TILE)
-    head_weights = gl.allocate_shared_memory(gl.float32, [NEXT_N, HEADS], PLAIN)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
 
     # Every warp reads all of the lengths, so that none waits for another.
     BATCH: gl.constexpr = gl.BlockedLayout([LENGTHS_AT_ONCE // 32], [32], [num_warps], [0])
@@ -140,15 +170,15 @@ def hopper_kernel(
     )  # fmt: skip
     if begin == end:
         return
-    gl.thread_barrier()
+    request, longest = seeing_request(
+        seq_lens, request, batch, length_request, length_row, limit, LENGTHS
+    )  # fmt: skip
 
     # The copying side runs STAGES tiles ahead, with its own place in the batch.
     copy_request = request
     copy_tile = begin - at * PER_UNIT
-    copy_longest = longest_row(
-        seq_lens, request, True, length_request, length_row, limit, LENGTHS
-    )  # fmt: skip
-    copy_tiles = gl.cdiv(copy_longest, PADDING) * PER_UNIT
+    copy_longest = longest
+    copy_tiles = gl.cdiv(longest, PADDING) * PER_UNIT
     left = end - begin
     for stage in range(gl.minimum(left, STAGES)):
         _fetch(
@@ -159,84 +189,95 @@ def hopper_kernel(
             seq_lens, copy_request, copy_tile, copy_longest, copy_tiles, left, batch,
             length_request, length_row, limit, LENGTHS, PADDING, PER_UNIT,
         )  # fmt: skip
+    slot = 0
+    _copy_queries(
+        q, weights, request, slot, heads, weight_row, weight_head, query_codes, head_weights,
+        NEXT_N, HEADS, num_warps,
+    )  # fmt: skip
+    copied = request
 
     n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, PRODUCTS))
-    column = gl.arange(0, HEADS, gl.SliceLayout(0, PRODUCTS))
-    head = gl.arange(0, HEADS, gl.SliceLayout(1, LOAD))
-    d = gl.arange(0, _D, gl.SliceLayout(0, LOAD))
     nothing = gl.zeros([BLOCK_N, HEADS], gl.float32, PRODUCTS)
     stage = 0
     phase = 0
     tile = begin
     while tile < end:
-        request, longest = seeing_request(
-            seq_lens, request, batch, length_request, length_row, limit, LENGTHS
-        )  # fmt: skip
         units = gl.cdiv(longest, PADDING)
         first = tile - at * PER_UNIT
         stop = gl.minimum(units * PER_UNIT, first + end - tile)
         row = request.to(gl.int64) * NEXT_N
-        gl.thread_barrier()
-        for j in gl.static_range(NEXT_N):
-            query = q + ((row + j) * heads + head) * _D
-            query = gl.load(query[:, None] + d[None, :], mask=(head < heads)[:, None], other=0)
-            queries.index(j).store(query.to(gl.float8e4nv, bitcast=True))
-            weight = weights + (row + j) * weight_row + column * weight_head
-            weight = gl.load(weight, mask=column < heads, other=0.0)
-            if NEXT_N > 1:
-                head_weights.index(j).store(weight)
+        if copied != request:
+            async_copy.wait_group(0)
+            _copy_queries(
+                q, weights, request, slot, heads, weight_row, weight_head, query_codes,
+                head_weights, NEXT_N, HEADS, num_warps,
+            )  # fmt: skip
+        async_copy.wait_group(0)
         fence_async_shared()
         gl.thread_barrier()
+        weight = head_weights.index(slot * NEXT_N).load(gl.SliceLayout(0, PRODUCTS))
+        if tile + stop - first < end:
+            # Most likely the next request sees a key, too.
+            copied = gl.minimum(request + 1, batch - 1)
+            _copy_queries(
+                q, weights, copied, 1 - slot, heads, weight_row, weight_head, query_codes,
+                head_weights, NEXT_N, HEADS, num_warps,
+            )  # fmt: skip
         if row_at is not None:
             to = scores + (at.to(gl.int64) * NEXT_N * PADDING - window * span)
             row_step = units.to(gl.int64) * PADDING
         else:
             to = scores + row * score_row
             row_step = score_row
+
         for i in range(first, stop):
             mbarrier.wait(full.index(stage), phase)
             block = keys.index(stage)
             scale = scales.index(stage).load(gl.SliceLayout(1, PRODUCTS))
             position = i * BLOCK_N + n
+            running = _start(block, queries.index(slot * NEXT_N), nothing)
             for j in gl.static_range(NEXT_N):
-                products = warpgroup_mma(
-                    block, queries.index(j).permute((1, 0)), nothing, use_acc=False,
-                    is_async=True,
-                )  # fmt: skip
-                if NEXT_N > 1:
-                    weight = head_weights.index(j).load(gl.SliceLayout(0, PRODUCTS))
-                products = warpgroup_mma_wait(0, deps=[products])
-                if j == NEXT_N - 1:
+                if j + 1 < NEXT_N:
+                    # One row's scores are finished while the next one's product runs.
+                    following = _start(block, queries.index(slot * NEXT_N + j + 1), nothing)
+                    products = warpgroup_mma_wait(1, deps=[running])
+                    running = following
+                else:
+                    products = warpgroup_mma_wait(0, deps=[running])
                     gl.thread_barrier()
                     if left > 0:
                         _fetch(
-                            keys_map, scales_map,
-                            table + copy_request.to(gl.int64) * table_row, table_column,
-                            copy_tile, copy_longest, boxes, scale_boxes, stage, full, PAGE,
-                            BLOCK_N, BOX,
+                            keys_map, scales_map, table + copy_request.to(gl.int64) * table_row,
+                            table_column, copy_tile, copy_longest, boxes, scale_boxes, stage,
+                            full, PAGE, BLOCK_N, BOX,
                         )  # fmt: skip
                         copy_request, copy_tile, copy_longest, copy_tiles, left = _advance(
                             seq_lens, copy_request, copy_tile, copy_longest, copy_tiles, left,
-                            batch, length_request, length_row, limit, LENGTHS, PADDING,
-                            PER_UNIT,
+                            batch, length_request, length_row, limit, LENGTHS, PADDING, PER_UNIT,
                         )  # fmt: skip
+                if NEXT_N > 1:
+                    weight = head_weights.index(slot * NEXT_N + j).load(gl.SliceLayout(0, PRODUCTS))
                 products = gl.maximum(products, 0.0, propagate_nan=tl.PropagateNan.ALL)
                 score = gl.sum(products * weight[None, :], 1) * scale
                 if row_at is not None:
                     gl.store(to + j * row_step + position, score)
                 else:
                     length = row_length(
-                        seq_lens, request, j, True, length_request, length_row, back, limit,
-                        NEXT_N,
+                        seq_lens, request, j, True, length_request, length_row, back, limit, NEXT_N
                     )  # fmt: skip
                     gl.store(to + j * row_step + position, score, mask=position < length)
             stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
             phase = gl.where(stage == 0, phase ^ 1, phase)
+
         # (Were lengths to change meanwhile, this must end all the same.)
         tile = gl.where(first < stop, tile + stop - first, end)
-        if stop == units * PER_UNIT:
+        if tile < end:
             at += units
-            request += 1
+            slot = 1 - slot
+            request, longest = seeing_request(
+                seq_lens, request + 1, batch, length_request, length_row, limit, LENGTHS
+            )  # fmt: skip
+    async_copy.wait_group(0)
 
 
 def tensor_maps(k_cache: Tensor, block_keys: int) -> dict[str, TensorDescriptor]:

@@ -13,6 +13,10 @@ from indexer_service.kernels.mqa_logits.paged_plan import Configuration
 from indexer_service.kernels.mqa_logits.paged_portable import portable_kernel
 from indexer_service.kernels.mqa_logits.paged_tails import fill_tails
 
+DEPENDENT = True
+_MAPPED_DIM = 128
+"""The head size of the kernel that reads the cache through tensor maps."""
+
 _VECTOR_BYTES = 16
 """The widest load; tensor maps need addresses and strides that are multiples of it."""
 
@@ -86,14 +90,16 @@ def _launch(
     layout: of packed rows; empty for rows that lie scores.stride(0) apart.
     """
     batch, next_n, heads, dim = q.shape
-    if dim < 32 or dim & (dim - 1):
-        raise fault("q", f"D = {dim} is not a power of two from 32 up", 'use impl="reference"')
+    if dim < 64 or dim & (dim - 1):
+        raise fault("q", f"D = {dim} is not a power of two from 64 up", 'use impl="reference"')
     arch = architecture(q.device)
-    # Without pages there is nothing to map.
     aligned = k_cache.data_ptr() % _VECTOR_BYTES == 0 and k_cache.stride(0) % _VECTOR_BYTES == 0
     columns = paged_plan.columns(heads, next_n)
     if configuration is None:
-        configuration = paged_plan.chosen(arch, columns.rows * columns.heads, tensor_maps=aligned)
+        mapped = aligned and dim == _MAPPED_DIM and len(k_cache) > 0
+        configuration = paged_plan.configurations(arch, columns.heads, next_n, tensor_maps=mapped)[
+            0
+        ]
     q = q.contiguous()
     if q.data_ptr() % _VECTOR_BYTES:
         q = q.clone()
@@ -111,13 +117,15 @@ def _launch(
         PADDING=PADDING, BLOCK_N=configuration.block_keys, STAGES=configuration.stages,
         num_warps=configuration.warps,
     )  # fmt: skip
+    gpu = q.device.type == "cuda"
+    if arch >= HOPPER and gpu and DEPENDENT:
+        arguments["launch_pdl"] = True
     grid = (processors(q.device) * configuration.programs,)
     if configuration.kernel == "hopper":
         from indexer_service.kernels.mqa_logits.paged_hopper import hopper_kernel, tensor_maps
 
         hopper_kernel[grid](**arguments, **tensor_maps(k_cache, configuration.block_keys))
         return
-    gpu = q.device.type == "cuda"
     portable_kernel[grid](
         **arguments, cache=k_cache, pages=len(k_cache), page_stride=k_cache.stride(0),
         ROWS=columns.rows, GROUPS=columns.groups, D=dim,

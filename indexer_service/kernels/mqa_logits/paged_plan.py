@@ -3,20 +3,20 @@
 What was measured to choose so: docs/performance.md.
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
-from indexer_service.kernels import tuning
-from indexer_service.kernels.architecture import HOPPER, native_fp8
+from indexer_service.kernels.architecture import HOPPER
 
-OPERATION = "mqa_logits.paged"
+WIDEST = 64
+"""Columns (rows of a request times heads) that one product of the portable kernel should have.
 
-WIDEST = 128
-"""Columns (rows of a request times heads) that one matrix product of the portable kernel takes."""
+With more, its warps would share a row's heads, and how they do decides in which order heads are
+added: a row's bits would depend on how many rows its request has.
+"""
 
-LENGTHS_AT_ONCE = 128
-"""Requests whose lengths a program reads together."""
+MOST_QUERIES = 512
+"""Rows times heads of a request that the kernel for SM90 keeps in shared memory, twice."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Configuration:
     stages: int
     """Tiles of keys in shared memory."""
     programs: int
-    """A multiprocessor."""
+    """A multiprocessor; all of them should have room at once."""
 
 
 @dataclass(frozen=True)
@@ -51,31 +51,27 @@ def columns(heads: int, next_n: int) -> Columns:
     return Columns(padded, rows, -(-next_n // rows))
 
 
-def configurations(arch: int, width: int, *, tensor_maps: bool) -> tuple[Configuration, ...]:
-    """The configurations that were tuned over; the first is used.
+def configurations(
+    arch: int, heads: int, next_n: int, *, tensor_maps: bool
+) -> tuple[Configuration, ...]:
+    """The configurations that may be the fastest; the first is the best guess.
 
     Args:
-        width: Columns.rows times Columns.heads.
-        tensor_maps: whether the cache is aligned so that the copy engine of SM90 can read it.
+        heads: Columns.heads.
+        tensor_maps: whether SM90's copy engine can read the cache.
     """
-    if arch == HOPPER:
-        portable = (
-            Configuration("portable", 64, 4, 4, 4),
-            Configuration("portable", 128, 4, 4, 2),
-            Configuration("portable", 128, 8, 4, 2),
+    portable = Configuration("portable", 128, 4, 3, 2)
+    if heads > WIDEST:
+        portable = Configuration("portable", 64, 4, 3, 2)
+    if arch != HOPPER or not tensor_maps or heads > 128 or heads * next_n > MOST_QUERIES:
+        return (portable,)
+    if next_n == 1:
+        return (
+            Configuration("hopper", 128, 4, 3, 3),
+            Configuration("hopper", 64, 4, 4, 4),
+            portable,
         )
-        return portable
-    if not native_fp8(arch):
-        return (Configuration("portable", 64, 4, 4, 2),)
-    return (Configuration("portable", 64, 4, 4, 3),)
-
-
-def key(arch: int, width: int, *, tensor_maps: bool) -> dict[str, Hashable]:
-    """The arguments of `configurations` as `tuning` takes them."""
-    return {"arch": arch, "width": width, "tensor_maps": tensor_maps}
-
-
-def chosen(arch: int, width: int, *, tensor_maps: bool) -> Configuration:
-    """What was tuned, else the first of `configurations`."""
-    first = configurations(arch, width, tensor_maps=tensor_maps)[0]
-    return tuning.chosen(OPERATION, key(arch, width, tensor_maps=tensor_maps), first)
+    return (
+        Configuration("hopper", 64, 4, 3, 2 if next_n <= 4 else 1),
+        portable,
+    )

@@ -9,7 +9,7 @@ the request the short one; the next tiles' keys are on their way meanwhile.
 import triton
 import triton.language as tl
 
-from indexer_service.kernels.e4m3 import SCALE_OF_PRODUCTS, decode_e4m3
+from indexer_service.kernels.e4m3 import SCALE_OF_PRODUCTS
 from indexer_service.kernels.mqa_logits.paged_share import (
     FAR,
     LENGTHS_AT_ONCE,
@@ -17,6 +17,7 @@ from indexer_service.kernels.mqa_logits.paged_share import (
     seeing_request,
     share,
 )
+from indexer_service.kernels.mqa_logits.paged_words import decode_place
 
 UNSPECIALISED = (
     "batch", "heads", "pages", "limit", "span", "window", "page_stride",
@@ -44,12 +45,6 @@ def _scales(cache, page, position, pages, page_stride, PAGE: tl.constexpr, D: tl
     plane = (cache + PAGE * D).to(tl.pointer_type(tl.float32))
     at = plane + page.to(tl.int64) * (page_stride // 4) + position % PAGE
     return tl.load(at, mask=inside, other=float("nan"))
-
-
-@triton.jit
-def _values(codes, NATIVE: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """What a matrix product takes for bytes of e4m3: themselves, or fp16 times 2^-8."""
-    return codes.to(tl.float8e4nv, bitcast=True) if NATIVE else decode_e4m3(codes, ASSEMBLY)
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=UNALIGNED)
@@ -85,6 +80,7 @@ def portable_kernel(
     )  # fmt: skip
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, D)
+    word = tl.arange(0, D // 4)
     column = tl.arange(0, ROWS * HEADS)
     head = column % HEADS
     tile = begin
@@ -100,15 +96,23 @@ def portable_kernel(
         stop = tl.minimum(tiles, first + end - tile)
 
         row_of_table = table + request.to(tl.int64) * table_row
-        position = first * BLOCK_N + n
-        following = _pages(row_of_table, position, longest, table_column, PAGE)
-        scale_following = _scales(cache, following, position, pages, page_stride, PAGE, D)
+        start = first * BLOCK_N + n
+        following = _pages(row_of_table, start, longest, table_column, PAGE)
+        scale_following = _scales(cache, following, start, pages, page_stride, PAGE, D)
         row = request.to(tl.int64) * NEXT_N
         j = group * ROWS + column // HEADS
         there = (j < NEXT_N) & (head < heads)
         query = q + ((row + j) * heads + head) * D
-        query = tl.load(query[:, None] + d[None, :], mask=there[:, None], other=0)
-        query = tl.trans(_values(query, NATIVE, ASSEMBLY))
+        if NATIVE:
+            codes = tl.load(query[:, None] + d[None, :], mask=there[:, None], other=0)
+            query0 = tl.trans(codes.to(tl.float8e4nv, bitcast=True))
+        else:
+            query = query.to(tl.pointer_type(tl.int32))[:, None] + word[None, :]
+            words = tl.load(query, mask=there[:, None], other=0)
+            query0 = tl.trans(decode_place(words, 0, ASSEMBLY))
+            query1 = tl.trans(decode_place(words, 1, ASSEMBLY))
+            query2 = tl.trans(decode_place(words, 2, ASSEMBLY))
+            query3 = tl.trans(decode_place(words, 3, ASSEMBLY))
         weight = weights + (row + j) * weight_row + head * weight_head
         weight = tl.load(weight, mask=there, other=0.0)
         out_row = group * ROWS + tl.arange(0, ROWS)
@@ -134,9 +138,17 @@ def portable_kernel(
             following = _pages(row_of_table, after, longest, table_column, PAGE)
             inside = (page >= 0) & (page < pages)
             key = cache + page.to(tl.int64) * page_stride + (position % PAGE) * D
-            key = tl.multiple_of(key, ALIGN)
-            keys = tl.load(key[:, None] + d[None, :], mask=inside[:, None], other=0)
-            products = tl.dot(_values(keys, NATIVE, ASSEMBLY), query)
+            if NATIVE:
+                key = tl.multiple_of(key, ALIGN)[:, None] + d[None, :]
+                key_codes = tl.load(key, mask=inside[:, None], other=0)
+                products = tl.dot(key_codes.to(tl.float8e4nv, bitcast=True), query0)
+            else:
+                key = tl.multiple_of(key.to(tl.pointer_type(tl.int32)), ALIGN)
+                key_words = tl.load(key[:, None] + word[None, :], mask=inside[:, None], other=0)
+                products = tl.dot(decode_place(key_words, 0, ASSEMBLY), query0)
+                products = tl.dot(decode_place(key_words, 1, ASSEMBLY), query1, products)
+                products = tl.dot(decode_place(key_words, 2, ASSEMBLY), query2, products)
+                products = tl.dot(decode_place(key_words, 3, ASSEMBLY), query3, products)
             scale_following = _scales(cache, following, after, pages, page_stride, PAGE, D)
             products = tl.maximum(products, 0.0, propagate_nan=tl.PropagateNan.ALL)
             products = products * weight[None, :]
