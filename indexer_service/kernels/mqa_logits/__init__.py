@@ -18,6 +18,7 @@ _HERE = "indexer_service.kernels.mqa_logits"
 _paged = Operation(
     "mqa_logits.paged",
     reference=f"{_HERE}.reference:paged",
+    triton=f"{_HERE}.paged_launch:paged",
     deepgemm=f"{_HERE}.deep_gemm:paged",
     xpu=f"{_HERE}.xpu:paged",
 )
