@@ -19,7 +19,7 @@ _UNALIGNED = ("k_scale", "row_start", "row_end", "out", "enabled")
 
 def _score(chosen: Configuration, heads: int, fill: bool, architectures: tuple[int, ...]) -> Build:
     native = native_fp8(architectures[0])
-    types = _TYPES | (dict(q="*fp8e4nv", k="*fp8e4nv") if native else dict(q="*fp16", k="*u8"))
+    types = _TYPES | (dict(q="*fp8e4nv", k="*fp8e4nv") if native else dict(q="*fp16", k="*fp16"))
     constants: dict[str, Any] = dict(
         HEADS=heads, DIM=128, ROWS=chosen.rows(heads), STAGES=chosen.stages,
         MOST_ROWS=MOST_BLOCK_ROWS, FILL=fill,
@@ -31,7 +31,8 @@ def _score(chosen: Configuration, heads: int, fill: bool, architectures: tuple[i
         constants |= dict(OVERLAP=chosen.overlap)
         kernel = f"{_HERE}.ragged_hopper:hopper_kernel"
     else:
-        constants |= dict(KEYS=chosen.keys, NATIVE=native, PACKED=True)
+        types |= dict(begin="i32")
+        constants |= dict(KEYS=chosen.keys, DECODED=not native)
         kernel = f"{_HERE}.ragged_tile:ragged_kernel"
     return Build(
         f"ragged logits {heads} heads {chosen}", kernel, types, constants,
@@ -61,7 +62,7 @@ BUILDS = [
         for heads, fill in ((64, False), (64, True), (16, False), (128, False))
     ),
     Build(
-        "decoded queries", f"{_HERE}.decode_queries:decode_kernel",
+        "decoded codes", f"{_HERE}.decoded:decode_kernel",
         dict(codes="*u8", out="*fp16", count="i64"), dict(BLOCK=4096, PACKED=True),
         dict(num_warps=4), tuple(arch for arch in ARCHITECTURES if not native_fp8(arch)),
     ),

@@ -92,9 +92,9 @@ def _parts(arch: str) -> None:
 
 
 def _turns() -> None:
-    """Queries decoded a few rows at a time."""
+    """Keys and queries decoded a few at a time."""
     case, before = _case(16, 32), launching.WORKSPACE_BYTES
-    launching.WORKSPACE_BYTES = 3 * 16 * 32 * 2
+    launching.WORKSPACE_BYTES = 70 * 32 * 2
     try:
         _same(_score(case, "80"), _expected(case))
     finally:

@@ -2,18 +2,19 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from indexer_service.kernels.architecture import architecture, native_fp8, processors
 from indexer_service.kernels.checks import E4M3, fault
 from indexer_service.kernels.mqa_logits import ragged_plan as planning
-from indexer_service.kernels.mqa_logits.decode_queries import decode_queries
+from indexer_service.kernels.mqa_logits.decoded import decode_codes
 from indexer_service.kernels.mqa_logits.ragged_plan import Configuration
 from indexer_service.kernels.mqa_logits.ragged_tile import ragged_kernel
 
 WORKSPACE_BYTES = 32 << 20
-"""Decoded queries kept at a time, below SM89; more rows than fit are computed in turns."""
+"""Decoded keys kept at a time below SM89, and as many bytes of queries; more go in turns."""
 
 _FEWEST_HEADS, _SMALLEST_DIM = 16, 32
 _VECTOR_BYTES = 16
@@ -45,21 +46,26 @@ def ragged(
     chosen = configuration or planning.chosen(arch, *q.shape[1:])
     q, k, weights = _padded(q, k, weights)
     k_scale, row_start, row_end = (x.contiguous() for x in (k_scale, row_start, row_end))
-    rows, heads, dim = q.shape
-    turn = rows if native_fp8(arch) else max(1, WORKSPACE_BYTES // (2 * heads * dim))
-    for begin in range(0, rows, turn):
-        some = slice(begin, begin + turn)
-        _launch(
-            chosen, arch, q[some], k, k_scale, weights[some], row_start[some], row_end[some],
-            out[some], fill, enabled,
-        )  # fmt: skip
+    if native_fp8(arch):
+        rows = (weights, row_start, row_end, out)
+        _launch(chosen, q.view(E4M3), k.view(E4M3), 0, k_scale, *rows, fill, enabled)
+        return
+    _, heads, dim = q.shape
+    turn = max(1, WORKSPACE_BYTES // (2 * dim))
+    for begin in range(0, len(k), turn):
+        decoded = decode_codes(k[begin : begin + turn])
+        for first in range(0, len(q), max(1, turn // heads)):
+            some = slice(first, first + max(1, turn // heads))
+            rows = (weights[some], row_start[some], row_end[some], out[some])
+            q_rows = decode_codes(q[some])
+            _launch(chosen, q_rows, decoded, begin, k_scale, *rows, fill, enabled)
 
 
 def _launch(
     chosen: Configuration,
-    arch: int,
     q: Tensor,
     k: Tensor,
+    begin: int,
     k_scale: Tensor,
     weights: Tensor,
     row_start: Tensor,
@@ -68,34 +74,29 @@ def _launch(
     fill: bool,
     enabled: Tensor | None,
 ) -> None:
+    """Scores of the keys from `begin` on; q and k are e4m3 or fp16."""
     rows, heads, dim = q.shape
-    keys = len(k)
-    native = native_fp8(arch)
-    block_rows = planning.block_rows(rows, keys, chosen, processors(q.device))
-    grid = (-(-keys // chosen.keys) * -(-rows // block_rows),)
-    scalars = (rows, keys, block_rows, out.stride(0))
+    together = chosen.rows(heads)
+    tiles = -(-len(k) // chosen.keys)
+    room = chosen.programs * processors(q.device)
+    block_rows = planning.block_rows(rows, tiles, together, room)
+    grid = (tiles * -(-rows // block_rows),)
+    rest = (k_scale, weights, row_start, row_end, out, enabled)
+    scalars = (rows, begin + len(k), block_rows, out.stride(0))
     constants: dict[str, Any] = dict(
-        HEADS=heads, DIM=dim, ROWS=chosen.rows(heads), STAGES=chosen.stages,
+        HEADS=heads, DIM=dim, ROWS=together, STAGES=chosen.stages,
         MOST_ROWS=planning.MOST_BLOCK_ROWS, FILL=fill, num_warps=chosen.warps,
     )  # fmt: skip
     if chosen.form == "hopper":
         from indexer_service.kernels.mqa_logits.ragged_hopper import hopper_kernel, operand
 
         part = 16 * chosen.warps
-        q_rows = operand(q.view(E4M3).flatten(0, 1), chosen.rows(heads) * heads)
-        hopper_kernel[grid](
-            q_rows, operand(k.view(E4M3), part), k_scale, weights, row_start, row_end, out,
-            enabled, *scalars, PARTS=chosen.keys // part, OVERLAP=chosen.overlap, **constants,
-        )  # fmt: skip
-        return
-    if native:
-        q, k = q.view(E4M3), k.view(E4M3)
+        q_rows, k_rows = operand(q.flatten(0, 1), together * heads), operand(k, part)
+        constants |= dict(PARTS=chosen.keys // part, OVERLAP=chosen.overlap)
+        hopper_kernel[grid](q_rows, k_rows, *rest, *scalars, **constants)
     else:
-        q = decode_queries(q)
-    ragged_kernel[grid](
-        q, k, k_scale, weights, row_start, row_end, out, enabled, *scalars, KEYS=chosen.keys,
-        NATIVE=native, PACKED=q.device.type == "cuda", **constants,
-    )  # fmt: skip
+        constants |= dict(KEYS=chosen.keys, DECODED=q.dtype == torch.float16)
+        ragged_kernel[grid](q, k, *rest, begin, *scalars, **constants)
 
 
 def _padded(q: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,6 +5,7 @@ What was measured to choose so: docs/performance.md.
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from indexer_service.kernels import tuning
@@ -12,8 +13,12 @@ from indexer_service.kernels.architecture import HOPPER, native_fp8
 
 OPERATION = "mqa_logits.ragged"
 
-MOST_BLOCK_ROWS = 256
-"""Rows that a program goes through at the most."""
+MOST_BLOCK_ROWS = 64
+"""Rows that a program goes through at the most: where rows see few keys, some programs have
+nothing to do, and the others must not be long."""
+
+_START_COST = 3
+"""What it costs to start a program, in groups of rows that are multiplied at once."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,19 @@ class Configuration:
 _WIDE = Configuration("portable", keys=64, columns=0, stages=1, warps=4, programs=1)
 """For more heads, or longer ones, than any model is known to have."""
 
+_HOPPER = (
+    Configuration("hopper", keys=256, columns=128, stages=2, warps=4, programs=3),
+    Configuration("hopper", keys=256, columns=128, stages=2, warps=4, programs=2, overlap=True),
+)
+_NATIVE = (
+    Configuration("portable", keys=128, columns=64, stages=3, warps=4, programs=3),
+    Configuration("portable", keys=256, columns=64, stages=2, warps=8, programs=2),
+)
+_DECODED = (
+    Configuration("portable", keys=256, columns=64, stages=2, warps=8, programs=2),
+    Configuration("portable", keys=128, columns=64, stages=2, warps=4, programs=3),
+)
+
 LARGEST_ROW = 1 << 15
 """Heads times dimension of a row, both rounded up to a power of two, are at most this."""
 
@@ -49,13 +67,8 @@ def configurations(arch: int, heads: int = 64, dim: int = 128) -> tuple[Configur
     if heads > 128 or dim > 128:
         return (_WIDE,)
     if arch == HOPPER:
-        return (
-            Configuration("hopper", keys=256, columns=128, stages=2, warps=4, programs=3),
-            Configuration("hopper", keys=128, columns=128, stages=2, warps=4, programs=3),
-        )
-    if native_fp8(arch):
-        return (Configuration("portable", keys=128, columns=64, stages=3, warps=4, programs=2),)
-    return (Configuration("portable", keys=128, columns=64, stages=2, warps=4, programs=2),)
+        return _HOPPER
+    return _NATIVE if native_fp8(arch) else _DECODED
 
 
 def key(arch: int, heads: int) -> dict[str, Hashable]:
@@ -71,10 +84,18 @@ def chosen(arch: int, heads: int, dim: int) -> Configuration:
     return tuning.chosen(OPERATION, key(arch, heads), preferred)
 
 
-def block_rows(rows: int, keys: int, configuration: Configuration, processors: int) -> int:
-    """Rows a program, so that the last programs to run are as many as can run at once."""
-    tiles = -(-keys // configuration.keys)
-    room = processors * configuration.programs
-    waves = -(-tiles * rows // (room * MOST_BLOCK_ROWS))
-    blocks = max(1, waves * room // tiles, -(-rows // MOST_BLOCK_ROWS))
-    return -(-rows // blocks)
+@lru_cache
+def block_rows(rows: int, tiles: int, together: int, room: int) -> int:
+    """Rows a program, so that programs fill the GPU evenly, and starting them costs little.
+
+    Args:
+        tiles: of keys. together: rows that are multiplied at once.
+        room: programs that run at the same time.
+    """
+
+    def cost(groups: int) -> int:
+        programs = tiles * -(-rows // (groups * together))
+        return -(-programs // room) * (groups + _START_COST)
+
+    most = max(1, min(MOST_BLOCK_ROWS, rows) // together)
+    return together * min(range(1, most + 1), key=lambda groups: (cost(groups), groups))

@@ -1,21 +1,18 @@
 """Scores of a tile of keys for a block of rows, on any GPU from SM80 up.
 
-The tile of keys stays in the program (decoded once, where the GPU cannot multiply e4m3), and the
-rows' queries stream by, a few rows at a time. Queries are read again for every tile of keys, by
-way of the L2 cache: the wider the tile, the less of that.
+The tile of keys stays in the program, and the rows' queries stream by, a few rows at a time.
+Queries are read again for every tile of keys, by way of the L2 cache: the wider the tile, the less
+of that.
 """
 
 import triton
 import triton.language as tl
 
-from indexer_service.kernels.e4m3 import SCALE_OF_PRODUCTS, decode_e4m3
+from indexer_service.kernels.e4m3 import SCALE_OF_PRODUCTS
 from indexer_service.kernels.mqa_logits.head_sum import sum_heads
 
 UNSPECIALISED = ("rows", "keys", "block_rows", "out_row")
 """Numbers whose values must not make new kernels."""
-
-MOST_BLOCK_ROWS = 256
-"""`block_rows` is at most this."""
 
 UNALIGNED = ("k_scale", "row_start", "row_end", "out", "enabled")
 """Pointers that may lie anywhere."""
@@ -47,24 +44,25 @@ def _fill(out, first_row, end_row, out_row, key, inside):
         tl.store(out + tl.cast(row, tl.int64) * out_row + key, nothing, mask=inside)
 
 
-@triton.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=UNALIGNED)
+@triton.jit(do_not_specialize=("begin", *UNSPECIALISED), do_not_specialize_on_alignment=UNALIGNED)
 def ragged_kernel(
-    q, k, k_scale, weights, row_start, row_end, out, enabled, rows, keys, block_rows,
+    q, k, k_scale, weights, row_start, row_end, out, enabled, begin, rows, keys, block_rows,
     out_row: tl.int64, HEADS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr,
-    ROWS: tl.constexpr, STAGES: tl.constexpr, MOST_ROWS: tl.constexpr, NATIVE: tl.constexpr,
-    PACKED: tl.constexpr, FILL: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, MOST_ROWS: tl.constexpr, DECODED: tl.constexpr,
+    FILL: tl.constexpr,
 ):  # fmt: skip
-    """KEYS keys for block_rows rows, ROWS of them at a time.
+    """KEYS keys from `begin` on for block_rows rows, ROWS of them at a time.
 
-    q: [M, HEADS, DIM], k: [N, DIM], weights: [M, HEADS], contiguous and aligned to 16 bytes;
-    with NATIVE e4m3, else q fp16 as `decode_e4m3` makes it and k codes. out: fp32 [M, N]; without
-    FILL only what a row sees is written. enabled: int32 [1] or None; with 0 in it nothing is.
+    q: [M, HEADS, DIM], k: [keys - begin, DIM], weights: fp32 [M, HEADS], contiguous and aligned to
+    16 bytes; q and k are e4m3, or with DECODED fp16 as `decode_e4m3` makes it. k_scale: fp32
+    [keys]; out: fp32 [M, keys]; without FILL only what a row sees is written. enabled: int32 [1]
+    or None; with 0 in it nothing is.
     """
     if enabled is not None and tl.load(enabled) == 0:
         return
-    tiles = tl.cdiv(keys, KEYS)
+    tiles = tl.cdiv(keys - begin, KEYS)
     program = tl.program_id(0)
-    first_key = (program % tiles) * KEYS
+    first_key = begin + (program % tiles) * KEYS
     first_row = (program // tiles) * block_rows
     end_row = tl.minimum(first_row + block_rows, rows)
     end_key = tl.minimum(first_key + KEYS, keys)
@@ -78,25 +76,22 @@ def ragged_kernel(
         return
 
     d = tl.arange(0, DIM)
-    codes = k + key.to(tl.int64)[:, None] * DIM + d[None, :]
-    tile = tl.load(codes, mask=inside[:, None], other=0.0 if NATIVE else 0)
+    tile = k + (key - begin).to(tl.int64)[:, None] * DIM + d[None, :]
+    tile = tl.load(tile, mask=inside[:, None], other=0.0)
     scale = tl.load(k_scale + key, mask=inside, other=0.0)
-    if not NATIVE:
-        tile = decode_e4m3(tile, PACKED)
-
     column = tl.arange(0, ROWS * HEADS)
     g = tl.arange(0, ROWS)
     for row in tl.range(low, high, ROWS, num_stages=STAGES):
         there = row + column // HEADS < high
         wide_row = tl.cast(row, tl.int64)
-        at = q + wide_row * (HEADS * DIM) + column[:, None] * DIM + d[None, :]
-        query = tl.load(at, mask=there[:, None], other=0.0)
+        query = q + wide_row * (HEADS * DIM) + column[:, None] * DIM + d[None, :]
+        query = tl.load(query, mask=there[:, None], other=0.0)
         weight = tl.load(weights + wide_row * HEADS + column, mask=there, other=0.0)
         of_group = row + g < high
         start = tl.load(row_start + row + g, mask=of_group, other=0)
         end = tl.load(row_end + row + g, mask=of_group, other=0)
         score = sum_heads(tl.dot(tile, tl.trans(query)), weight, ROWS, HEADS)
-        if not NATIVE:
+        if DECODED:
             score = score * SCALE_OF_PRODUCTS
         score = score * scale[:, None]
         seen = (key[:, None] >= start[None, :]) & (key[:, None] < end[None, :])

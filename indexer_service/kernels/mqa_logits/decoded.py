@@ -1,4 +1,4 @@
-"""e4m3 queries as fp16, once for all tiles of keys that will be multiplied with them."""
+"""e4m3 queries or keys as fp16, once for all that they will be multiplied with."""
 
 import torch
 import triton
@@ -19,7 +19,7 @@ def decode_kernel(codes, out, count: tl.int64, BLOCK: tl.constexpr, PACKED: tl.c
     tl.store(out + at, value, mask=inside)
 
 
-def decode_queries(codes: Tensor) -> Tensor:
+def decode_codes(codes: Tensor) -> Tensor:
     """uint8, contiguous and aligned to 16 bytes -> fp16 of the same shape."""
     out = torch.empty(codes.shape, dtype=torch.float16, device=codes.device)
     grid = (-(-codes.numel() // _BLOCK),)
