@@ -6,6 +6,8 @@ programs share a multiprocessor, whose matrix units then always have work queued
 ends in the thread that stores it.
 """
 
+from functools import lru_cache
+
 import triton.experimental.gluon.language as gl
 import triton.language as tl
 from torch import Tensor
@@ -211,6 +213,10 @@ def hopper_kernel(
 
 def operand(rows: Tensor, block: int) -> TensorDescriptor:
     """float8_e4m3fn [n, dim], dim at most 128, as the kernel takes it, `block` rows at a time."""
-    dim = rows.shape[1]
-    layout = gl.NVMMASharedLayout(dim, 8, 2)
-    return TensorDescriptor.from_tensor(rows, [block, dim], layout)
+    return TensorDescriptor.from_tensor(rows, [block, rows.shape[1]], _layout(rows.shape[1]))
+
+
+@lru_cache
+def _layout(dim: int) -> gl.NVMMASharedLayout:
+    """Shared memory as the matrix instructions want rows of `dim` bytes."""
+    return gl.NVMMASharedLayout(dim, 8, 2)

@@ -53,11 +53,11 @@ def ragged(
     _, heads, dim = q.shape
     turn = max(1, WORKSPACE_BYTES // (2 * dim))
     for begin in range(0, len(k), turn):
-        decoded = decode_codes(k[begin : begin + turn])
+        decoded = decode_codes(k[begin : begin + turn], enabled)
         for first in range(0, len(q), max(1, turn // heads)):
             some = slice(first, first + max(1, turn // heads))
             rows = (weights[some], row_start[some], row_end[some], out[some])
-            q_rows = decode_codes(q[some])
+            q_rows = decode_codes(q[some], enabled)
             _launch(chosen, q_rows, decoded, begin, k_scale, *rows, fill, enabled)
 
 
