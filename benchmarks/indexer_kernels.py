@@ -193,17 +193,17 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=PERFORMANCE, help="the document")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results file")
     parser.add_argument("--only", default="", help="sections, separated by commas")
-    parser.add_argument("--impl", default="triton", help="which implementation of ours")
+    parser.add_argument("--impl", help="which implementation of ours (dry: the reference)")
     parser.add_argument("--quick", action="store_true", help="a few shapes")
-    parser.add_argument("--dry", action="store_true", help="tiny shapes, the reference")
+    parser.add_argument("--dry", action="store_true", help="tiny shapes, on any machine")
     chosen = parser.parse_args()
     if chosen.document:
         document(chosen.document.resolve(), chosen.into)
         return 0
     if not chosen.dry and DEVICE.type != "cuda":
         sys.exit("a CUDA device is needed (or --dry)")
-    plan, impl = (DRY, "reference") if chosen.dry else (FULL, chosen.impl)
-    plan = QUICK if chosen.quick else plan
+    plan, impl = (DRY, "reference") if chosen.dry else (FULL, "triton")
+    plan, impl = QUICK if chosen.quick else plan, chosen.impl or impl
     results = measure(plan, impl, set(filter(None, chosen.only.split(","))))
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else processor()
     card = "dry" if chosen.dry else device.replace("NVIDIA ", "").replace(" ", "-").lower()
