@@ -4,9 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
+from indexer_service.kernels import tuning
 from indexer_service.kernels.architecture import HOPPER, architecture, native_fp8, processors
 from indexer_service.kernels.checks import fault
-from indexer_service.kernels.k_cache.layout import SCALE_BYTES
+from indexer_service.kernels.k_cache.layout import SCALE_BYTES, alignment
 from indexer_service.kernels.mqa_logits import paged_plan
 from indexer_service.kernels.mqa_logits.packed import PADDING, PackedScores, padded, span
 from indexer_service.kernels.mqa_logits.paged_plan import Configuration
@@ -14,6 +15,8 @@ from indexer_service.kernels.mqa_logits.paged_portable import portable_kernel
 from indexer_service.kernels.mqa_logits.paged_tails import fill_tails
 
 DEPENDENT = True
+OPERATION = "mqa_logits.paged"
+
 _MAPPED_DIM = 128
 """The head size of the kernel that reads the cache through tensor maps."""
 
@@ -75,6 +78,18 @@ def paged_packed(
     _launch(q, k_cache, weights, seq_lens, block_table, packed.scores, limit, layout, configuration)
 
 
+def deciding(q: Tensor, k_cache: Tensor) -> dict[str, Any]:
+    """What the choice of a configuration depends on: the arguments of `configurations`."""
+    _, next_n, heads, dim = q.shape
+    mapped = alignment(k_cache) > 1 and dim == _MAPPED_DIM and len(k_cache) > 0
+    return {
+        "arch": architecture(q.device),
+        "heads": paged_plan.columns(heads, next_n).heads,
+        "next_n": next_n,
+        "tensor_maps": mapped,
+    }
+
+
 def _launch(
     q: Tensor,
     k_cache: Tensor,
@@ -96,10 +111,8 @@ def _launch(
     aligned = k_cache.data_ptr() % _VECTOR_BYTES == 0 and k_cache.stride(0) % _VECTOR_BYTES == 0
     columns = paged_plan.columns(heads, next_n)
     if configuration is None:
-        mapped = aligned and dim == _MAPPED_DIM and len(k_cache) > 0
-        configuration = paged_plan.configurations(arch, columns.heads, next_n, tensor_maps=mapped)[
-            0
-        ]
+        asked = deciding(q, k_cache)
+        configuration = tuning.chosen(OPERATION, asked, paged_plan.configurations(**asked)[0])
     q = q.contiguous()
     if q.data_ptr() % _VECTOR_BYTES:
         q = q.clone()
