@@ -11,7 +11,6 @@ from indexer_service.kernels.architecture import architecture
 from indexer_service.kernels.compilation import make_together
 from indexer_service.kernels.geometry import Geometry
 from indexer_service.kernels.gpu_time import microseconds
-from indexer_service.kernels.k_cache.layout import alignment
 from indexer_service.kernels.mqa_logits import paged_plan, ragged_plan
 
 C = TypeVar("C", bound=Hashable)
@@ -34,7 +33,7 @@ def tuned_operations(
 
 
 def _paged(geometry: Geometry, device: torch.device, next_n: int) -> None:
-    from indexer_service.kernels.mqa_logits.paged_launch import paged
+    from indexer_service.kernels.mqa_logits.paged_launch import OPERATION, deciding, paged
 
     batch = max(1, min(_MOST_REQUESTS, geometry.max_decode_rows // next_n))
     tokens = min(_MOST_TOKENS, geometry.max_context)
@@ -46,14 +45,9 @@ def _paged(geometry: Geometry, device: torch.device, next_n: int) -> None:
     weights = torch.zeros((batch * next_n, geometry.heads), device=device)
     lengths = torch.full((batch,), tokens, dtype=torch.int32, device=device)
     out = torch.empty((batch * next_n, tokens), device=device)
-    arch, columns = architecture(device), paged_plan.columns(geometry.heads, next_n)
-    width, aligned = columns.rows * columns.heads, alignment(cache) > 1
-
-    _best(
-        paged_plan.OPERATION, paged_plan.key(arch, width, tensor_maps=aligned),
-        paged_plan.configurations(arch, width, tensor_maps=aligned),
-        partial(paged, q, cache, weights, lengths, table, out), device,
-    )  # fmt: skip
+    asked = deciding(q, cache)
+    launch = partial(paged, q, cache, weights, lengths, table, out)
+    _best(OPERATION, asked, paged_plan.configurations(**asked), launch, device)
 
 
 def _ragged(geometry: Geometry, device: torch.device) -> None:
@@ -71,8 +65,8 @@ def _ragged(geometry: Geometry, device: torch.device) -> None:
     arch = architecture(device)
     _best(
         ragged_plan.OPERATION, ragged_plan.key(arch, geometry.heads),
-        ragged_plan.configurations(arch), partial(ragged, q, k, scales, weights, start, end, out),
-        device,
+        ragged_plan.configurations(arch, geometry.heads, geometry.head_dim),
+        partial(ragged, q, k, scales, weights, start, end, out), device,
     )  # fmt: skip
 
 
