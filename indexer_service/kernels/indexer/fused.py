@@ -22,12 +22,6 @@ _BYTES_PER_SCORE = 4
 _BYTES_PER_ROW = 16
 """Of row_at, row_end and arrived."""
 
-_CACHED_BYTES = 32 << 20
-"""Prefill scores are made so many at a time, that top-k finds them in the L2 cache."""
-
-_ROWS_AT_LEAST = 128
-"""Fewer prefill rows at a time would read the keys too often."""
-
 
 def select_paged(
     q: Tensor,
@@ -47,7 +41,7 @@ def select_paged(
     batch, next_n = q.shape[:2]
     limit = block_table.shape[1] * k_cache.shape[1]
     request = next_n * padded(limit)
-    room = _scores_that_fit(workspace, batch * next_n, limit, q.device)
+    room = _scores_that_fit(workspace, batch * next_n, limit, k)
     if not limit or not batch or (batch > 1 and room < 2 * request) or room < request:
         composed.select_paged(
             q, k_cache, weights, seq_lens, block_table, k, out, workspace, enabled, on_stage,
@@ -95,15 +89,16 @@ def select_ragged(
     """See `indexer.select_ragged`; arguments are already checked, and `impl` means Triton."""
     rows, keys = len(q), len(k)
     width = padded(keys)
-    at_once = _scores_that_fit(workspace, rows, keys, q.device) // max(width, 1)
+    at_once = _scores_that_fit(workspace, rows, keys, topk) // max(width, 1)
     if not rows or not keys or not at_once:
         composed.select_ragged(
             q, k, k_scale, weights, row_start, row_end, topk, out, workspace, enabled, on_stage,
             impl=TRITON,
         )  # fmt: skip
         return
-    cached = max(_ROWS_AT_LEAST, _CACHED_BYTES // (width * _BYTES_PER_SCORE))
-    at_once = min(at_once, cached, rows)
+    # Few large blocks: the keys are read again for each, and top-k streams at the memory's rate.
+    blocks = -(-rows // at_once)
+    at_once = -(-rows // blocks)
     scores = torch.empty((at_once, width), dtype=torch.float32, device=q.device)[:, :keys]
     for first in range(0, rows, at_once):
         some = slice(first, min(first + at_once, rows))
@@ -120,8 +115,8 @@ def select_ragged(
             on_stage("topk")
 
 
-def _scores_that_fit(workspace: int | None, rows: int, longest: int, device: torch.device) -> int:
+def _scores_that_fit(workspace: int | None, rows: int, longest: int, k: int) -> int:
     """Scores for which the workspace has room beside what top-k needs for so many rows."""
     budget = DEFAULT_WORKSPACE if workspace is None else workspace
-    beside = rows * _BYTES_PER_ROW + candidate_bytes(rows, longest, device)
+    beside = rows * _BYTES_PER_ROW + candidate_bytes(rows, longest, k)
     return max(0, budget - beside) // _BYTES_PER_SCORE
