@@ -63,7 +63,8 @@ BUILDS = [
     ),
     Build(
         "decoded codes", f"{_HERE}.decoded:decode_kernel",
-        dict(codes="*u8", out="*fp16", enabled="*i32", count="i64"), dict(BLOCK=4096, PACKED=True),
+        dict(codes="*u8", out="*fp16", enabled="*i32", vectors="i32"),
+        dict(BLOCK=256, VECTOR=16, PACKED=True),
         dict(num_warps=4), tuple(arch for arch in ARCHITECTURES if not native_fp8(arch)),
         ("enabled",),
     ),

@@ -40,7 +40,8 @@ def case(rows: int, keys: int, heads: int = 64, dim: int = 128, seed: int = 0) -
     source = torch.Generator(DEVICE).manual_seed(seed)
 
     def codes(*shape: int) -> Tensor:
-        return (torch.randn(shape, generator=source, device=DEVICE) * 90).to(E4M3).view(torch.uint8)
+        values = torch.randn(shape, generator=source, device=DEVICE) * 90
+        return values.clamp_(-448, 448).to(E4M3).view(torch.uint8)
 
     def bounds(low: int, high: int) -> Tensor:
         drawn = torch.randint(low, high, (rows,), generator=source, device=DEVICE)
@@ -228,8 +229,8 @@ def test_scores_beyond_32_bits(form: str | None) -> None:
     assert rows * keys > 2**31
     given = case(rows, keys, heads=16)
     given.row_end[-9:] = keys
-    out = torch.full((rows, keys), POISON, device=DEVICE)
+    out = torch.full((rows, keys), math.nan, device=DEVICE)
     mqa_logits.ragged(*given.tensors, out=out, impl="triton")
     for some in (slice(0, 4), slice(32_765, 32_772), slice(rows - 9, rows)):
         assert relative_error(out[some], exact(some_rows(given, some))) <= TOLERANCE
-    assert not (out == POISON).any()
+    assert not out.isnan().any()

@@ -13,7 +13,7 @@ from indexer_service.kernels.architecture import HOPPER, native_fp8
 
 OPERATION = "mqa_logits.ragged"
 
-MOST_BLOCK_ROWS = 64
+MOST_BLOCK_ROWS = 32
 """Rows that a program goes through at the most: where rows see few keys, some programs have
 nothing to do, and the others must not be long."""
 
