@@ -143,7 +143,8 @@ def planar_pages_score_like_flat_keys(where: Where) -> None:
         tensors[0][0], keys.to(where.device), scales.to(where.device), tensors[2],
         where.tensor([0]), where.tensor([length]), impl=where.impl,
     )  # fmt: skip
-    assert torch.equal(mqa_logits.paged(*tensors, length, impl=where.impl), flat)
+    paged = mqa_logits.paged(*tensors, length, impl=where.impl)
+    assert float((paged - flat).norm() / flat.norm()) <= 5e-4  # two kernels round in two orders
 
 
 def layers_that_share_a_selection_use_that_of_this_forward(where: Where) -> None:
