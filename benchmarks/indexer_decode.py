@@ -69,18 +69,41 @@ def whole_and_parts(
         return check
 
     def right_topk() -> None:
-        need(same_sets(topk.select(scores, k, impl=impl), selection(scores, k)), "not the k best")
+        kept = scores.clone()
+        need(same_sets(topk.select(scores, k, impl=impl), selection(kept, k)), "not the k best")
+        need(torch.equal(scores, kept), "the scores were changed")
 
     for name, arch in FORMS.items():
-        row.ours(f"logits {name}", logits, right_logits(f"logits {name}: error"), arch)
-        row.ours(
-            f"select {name}", select, right_selection(f"select {name}: float64's choice"), arch
-        )
-    row.ours("top-k", lambda _: topk.select(scores, k, out=chosen, impl=impl), right_topk)
+        row.ours(f"logits {name}", logits, scores, right_logits(f"logits {name}: error"), arch)
+        check = right_selection(f"select {name}: float64's choice")
+        row.ours(f"select {name}", select, chosen, check, arch)
+        if impl == "triton":
+            row.ours(f"logits {name}, packed", *_packed(inputs), arch=arch)
+    row.ours("top-k", lambda _: topk.select(scores, k, out=chosen, impl=impl), chosen, right_topk)
     _peers(row, inputs, k, rows, exact, expected, scores.clone(), impl)
     done = row.done()
     done["byte floor µs"] = batch * context * KEY_BYTES / rate * 1e6
     return done
+
+
+def _packed(inputs: Decode) -> tuple[Call, Tensor]:
+    """The logits that `select_paged` makes: rows one after the other, and nothing past their ends.
+
+    Returns:
+        the call, and the scores that it writes.
+    """
+    from indexer_service.kernels.mqa_logits.packed import PADDING, PackedScores, padded
+    from indexer_service.kernels.mqa_logits.paged_launch import paged_packed
+
+    rows, room = inputs.batch, inputs.batch * padded(inputs.context) + PADDING
+    packed = PackedScores(
+        scores=torch.zeros(room, device=DEVICE),
+        row_at=torch.empty(rows, dtype=torch.int64, device=DEVICE),
+        row_end=torch.empty(rows, dtype=torch.int32, device=DEVICE),
+        arrived=torch.empty(rows, dtype=torch.int32, device=DEVICE),
+    )
+    limit = inputs.max_context
+    return lambda call: paged_packed(*inputs.arguments(call), packed, limit=limit), packed.scores
 
 
 def _peers(
@@ -104,7 +127,7 @@ def _peers(
         return lambda _: metadata()
 
     row.peer("DeepGEMM logits", lambda: peers.paged_logits(inputs), right_logits)
-    row.peer("DeepGEMM metadata, once a step", schedule)
+    row.peer("DeepGEMM schedule", schedule)
     for name, make in peers.DECODE_TOPK.items():
         row.peer(name, lambda make=make: _alone(make(lengths, k, context), scores))
         chain = f"DeepGEMM + {name}"
@@ -159,8 +182,8 @@ def captured_for(
         need(torch.equal(select(longest)(0), expected), "another answer than a short capture's")  # type: ignore[arg-type]
 
     for name, arch in FORMS.items():
-        row.ours(f"select {name}, own", select(context), arch=arch)
-        row.ours(f"select {name}, long", select(longest), same_answer, arch)
+        row.ours(f"select {name}, own", select(context), chosen, arch=arch)
+        row.ours(f"select {name}, long", select(longest), chosen, same_answer, arch)
     for name, make in peers.DECODE_TOPK.items():
         for label, room in (("own", context), ("long", longest)):
             step = inputs[room]

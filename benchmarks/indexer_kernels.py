@@ -13,7 +13,6 @@ in which a call's bytes (132 a key) could be read at the rate at which this card
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -26,7 +25,7 @@ from indexer_decode import captured_for, whole_and_parts
 from indexer_figures import draw
 from indexer_inputs import DEVICE, Pool, form
 from indexer_prefill import gather_of, insert_of, scores_of, select_of, topk_of
-from indexer_rows import FORMS, free, in_short, medians
+from indexer_rows import FORMS, DeadGPU, free, in_short, medians, stop_if_dead
 from indexer_tables import section
 from results_file import RESULTS, processor, write
 from timing import copy_rate
@@ -107,7 +106,7 @@ DRY = Plan(
 )
 
 
-def sections(plan: Plan, impl: str, rate: float) -> dict[str, list[Callable[[], dict[str, Any]]]]:
+def sections(plan: Plan, impl: str, rate: float) -> dict[str, list[partial[dict[str, Any]]]]:
     """What makes each section's rows."""
     pool, k = Pool(plan.pool_pages), plan.k
     return {
@@ -126,23 +125,38 @@ def measure(plan: Plan, impl: str, only: set[str]) -> dict[str, Any]:
     rate = copy_rate(plan.copied)
     results: dict[str, Any] = {"copy B/s": rate, "implementation": impl, "failed": []}
     print(f"copies run at {rate / 1e12:.2f} TB/s", flush=True)
-    _warm_up(plan, results)
-    for name, rows in sections(plan, impl, rate).items():
-        if only and name not in only:
-            continue
-        began = time.monotonic()
-        results[name] = []
-        for row in rows:
-            try:
-                results[name].append(row())
-                _say(name, results[name][-1])
-            except Exception as error:  # the other rows are still worth their time
-                shape = [size for size in row.args if isinstance(size, int)]
-                results["failed"].append(f"{name} {shape}: {in_short(error)}")
-                print(results["failed"][-1], flush=True)
-            free()
-        print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+    try:
+        _warm_up(plan, results)
+        for name, rows in sections(plan, impl, rate).items():
+            if not only or name in only:
+                _section(name, rows, results)
+    except DeadGPU as error:
+        results["failed"].append(f"the GPU's context died, the rest was not measured: {error}")
     return results
+
+
+def _section(name: str, rows: list[partial[dict[str, Any]]], results: dict[str, Any]) -> None:
+    """The rows that can be made."""
+    began = time.monotonic()
+    results[name] = []
+    for row in rows:
+        try:
+            results[name].append(row())
+            _say(name, results[name][-1])
+        except DeadGPU:
+            raise
+        except Exception as error:
+            shape = [size for size in row.args if isinstance(size, int)]
+            _failed(f"{name} {shape}", error, results)
+        free()
+    print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+
+
+def _failed(what: str, error: Exception, results: dict[str, Any]) -> None:
+    """Noted: the other rows are still worth their time, if the GPU lives."""
+    stop_if_dead(f"{what}: {in_short(error)}")
+    results["failed"].append(f"{what}: {in_short(error)}")
+    print(results["failed"][-1], flush=True)
 
 
 def _warm_up(plan: Plan, results: dict[str, Any]) -> None:
@@ -156,8 +170,7 @@ def _warm_up(plan: Plan, results: dict[str, Any]) -> None:
             results["warm-up"].append({"what": what, **asdict(report)})
             print(f"{what}: {report}", flush=True)
         except Exception as error:  # what is not warm is made when it is checked
-            results["failed"].append(f"{what}: {in_short(error)}")
-            print(results["failed"][-1], flush=True)
+            _failed(what, error, results)
 
 
 def _say(name: str, row: dict[str, Any]) -> None:
@@ -204,8 +217,8 @@ def main() -> int:
         sys.exit("a CUDA device is needed (or --dry)")
     plan, impl = (DRY, "reference") if chosen.dry else (FULL, "triton")
     plan, impl = QUICK if chosen.quick else plan, chosen.impl or impl
-    results = measure(plan, impl, set(filter(None, chosen.only.split(","))))
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else processor()
+    results = measure(plan, impl, set(filter(None, chosen.only.split(","))))
     card = "dry" if chosen.dry else device.replace("NVIDIA ", "").replace(" ", "-").lower()
     suffix = f"-{MARK}-quick" if chosen.quick or chosen.only else f"-{MARK}"
     path = write(card, device, results, packages=PACKAGES, suffix=suffix, folder=chosen.results)

@@ -58,7 +58,7 @@ def scores_of(heads: int, rows: int, keys: int, impl: str) -> dict[str, Any]:
         )
 
     for name, arch in FORMS.items():
-        row.ours(name, logits, partial(right, name), arch)
+        row.ours(name, logits, scores, partial(right, name), arch)
     row.peer("DeepGEMM", lambda: peers.ragged_logits(inputs), right_peer)
     done = row.done()
     done["TFLOP/s"] = {
@@ -83,7 +83,7 @@ def topk_of(rows: int, keys: int, k: int, rate: float, impl: str) -> dict[str, A
         expected = selection(scores[some], k, end[some])
         need(same_sets(select(0)[some], expected), "not the k best")
 
-    row.ours("ours", select, right)
+    row.ours("ours", select, chosen, right)
     row.peer("per row", lambda: _alone(peers.per_row_prefill(start, end, k), scores))
     row.peer("torch.topk", lambda: _alone(peers.torch_topk(end, k, keys), scores))
     done = row.done()
@@ -117,7 +117,7 @@ def select_of(heads: int, rows: int, keys: int, k: int, impl: str) -> dict[str, 
         return lambda call: best(score(call))
 
     for name, arch in FORMS.items():
-        row.ours(name, select, partial(right, name), arch)
+        row.ours(name, select, chosen, partial(right, name), arch)
     row.peer("DeepGEMM + per row", chain)
     return row.done()
 
@@ -137,7 +137,10 @@ def insert_of(tokens: int, pool: Pool, rate: float, impl: str) -> dict[str, Any]
         k_cache.insert(keys, few, expected, impl="reference")
         need(torch.equal(other, expected), "other bytes than the reference's")
 
-    row.ours("ours", lambda call: k_cache.insert(keys, slots[call], pool.k_cache, impl=impl), right)
+    def insert(call: int) -> None:
+        k_cache.insert(keys, slots[call], pool.k_cache, impl=impl)
+
+    row.ours("ours", insert, pool.k_cache, right)
     row.peer("vLLM", lambda: peers.insert(keys, slots, pool.k_cache))
     done = row.done()
     done["byte floor µs"] = tokens * (2 * DIM + 8 + KEY_BYTES) / rate * 1e6
@@ -173,7 +176,7 @@ def gather_of(requests: int, length: int, pool: Pool, rate: float, impl: str) ->
             "other bytes than the reference's",
         )
 
-    row.ours("ours", gather(impl), right)
+    row.ours("ours", gather(impl), None, right)
     row.peer("vLLM, sizes known", lambda: peers.gather(pool.k_cache, tables, lengths))
     done = row.done()
     done["byte floor µs"] = requests * length * 2 * KEY_BYTES / rate * 1e6

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from indexer_inputs import Call, form
 from timing import ROUNDS, Replay, captured, eager, in_turns
+from torch import Tensor
 
 TOPK = ("cooperative", "persistent", "per row")
 CHAINS = tuple(f"DeepGEMM + {name}" for name in TOPK)
@@ -45,18 +46,26 @@ class Row:
         self,
         name: str,
         call: Call,
+        answer: Tensor | None,
         check: Callable[[], None] | None = None,
         arch: str | None = None,
     ) -> None:
-        """Adds ours, if `check` raises nothing."""
+        """Adds ours, if `check` raises nothing and a graph fills `answer` as a call does."""
         try:
             with form(arch):
                 if check:
                     self.rewind()
                     check()
-                self._replays[name] = self._timed(call)
+                replay = self._timed(call)
+                if answer is not None:
+                    replay()
+                    in_graph = answer.clone()
+                    call(self.calls - 1)
+                    need(torch.equal(answer, in_graph), "another answer in a graph than outside")
+                self._replays[name] = replay
         except Exception as error:  # the other rows are still worth their time
             self.wrong[name] = in_short(error)
+            stop_if_dead(f"{self.shape}: {name}: {in_short(error)}")
 
     def peer(
         self, name: str, make: Callable[[], Call], check: Callable[[Call], None] | None = None
@@ -70,6 +79,7 @@ class Row:
             self._replays[name] = self._timed(call)
         except Exception as error:  # missing, or does not support the shape
             self.absent[name] = in_short(error)
+            stop_if_dead(f"{self.shape}: {name}: {in_short(error)}")
 
     def _timed(self, call: Call) -> Replay:
         if self.eager_calls:
@@ -87,6 +97,20 @@ class Row:
             "wrong": self.wrong,
             "absent": self.absent,
         }
+
+
+class DeadGPU(Exception):
+    """A kernel failed: nothing that this process could still measure would mean anything."""
+
+
+def stop_if_dead(after: str) -> None:
+    """Raises DeadGPU if no kernel runs any more."""
+    if not torch.cuda.is_available():
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise DeadGPU(after) from error
 
 
 def need(right: bool, what: str) -> None:

@@ -86,20 +86,26 @@ def _decode(rows: Rows) -> str:
     return f"{title}{rows[0]['k']}:\n\n{markdown_table(head, cells)}\n\n{note}"
 
 
+PARTS = {
+    "fp8 logits in it": "logits fp8, packed", "SM80 logits in it": "logits sm80, packed",
+    "`mqa_logits.paged`, fp8": "logits fp8", "SM80 form": "logits sm80",
+    "DeepGEMM logits": "DeepGEMM logits", "its schedule, once a step": "DeepGEMM schedule",
+    "`topk.select`": "top-k", **{f"vLLM {name}": name for name in TOPK},
+    "torch.topk": "torch.topk", "DeepGEMM + `topk.select`": "DeepGEMM + our top-k",
+}  # fmt: skip
+"""Columns of the parts, and what the results call them."""
+
+
 def _decode_parts(rows: Rows) -> str:
-    names = (
-        "logits fp8", "logits sm80", "DeepGEMM logits", "DeepGEMM metadata, once a step", "top-k",
-        *TOPK, "torch.topk", "DeepGEMM + our top-k",
-    )  # fmt: skip
-    head = (
-        "H",
-        "B",
-        "context",
-        *(name.replace("top-k", "our top-k") if name == "top-k" else name for name in names),
-    )
-    return "Its parts, each alone (the last column: both in one graph):\n\n" + markdown_table(
-        head,
-        [[row["H"], row["B"], _thousands(row["context"]), *_times(row, names)] for row in rows],
+    head = ("H", "B", "context", *PARTS)
+    cells = [
+        [row["H"], row["B"], _thousands(row["context"]), *_times(row, tuple(PARTS.values()))]
+        for row in rows
+    ]
+    return (
+        "Its parts, each alone (the last column: two in one graph). `mqa_logits.paged` writes rows "
+        f"apart, with -inf past their ends, which the whole does not need:\n\n"
+        f"{markdown_table(head, cells)}"
     )
 
 
