@@ -56,12 +56,13 @@ def box(page, block_keys):
 
 @gluon.jit
 def _fetch(
-    keys_map, scales_map, row_of_table, table_column, tile, longest, boxes, scale_boxes, stage,
-    full, PAGE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
+    keys_map, scales_map, table, request, table_row, table_column, tile, longest, boxes,
+    scale_boxes, stage, full, PAGE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
     """Start copying a tile's keys and scales."""
     PARTS: gl.constexpr = BLOCK_N // BOX
     barrier = full.index(stage)
+    row_of_table = table + tl.cast(request, tl.int64) * table_row
     mbarrier.expect(barrier, BLOCK_N * (_D + 4))
     for part in gl.static_range(PARTS):
         to = stage * PARTS + part
@@ -105,7 +106,7 @@ def _copy_queries(
     d = gl.arange(0, _D, gl.SliceLayout(0, LOAD))[None, :]
     column = gl.arange(0, HEADS, LINE)
     for j in gl.static_range(NEXT_N):
-        row = request.to(gl.int64) * NEXT_N + j
+        row = tl.cast(request, tl.int64) * NEXT_N + j
         query = gl.multiple_of((row * heads + head) * _D, 16)
         async_copy.async_copy_global_to_shared(
             queries.index(slot * NEXT_N + j), q + query[:, None] + d, mask=(head < heads)[:, None]
@@ -132,7 +133,8 @@ def hopper_kernel(
     weight_row: gl.int64, weight_head: gl.int64, length_request: gl.int64, length_row: gl.int64,
     back, table_row: gl.int64, table_column: gl.int64, score_row: gl.int64,
     NEXT_N: gl.constexpr, LENGTHS: gl.constexpr, HEADS: gl.constexpr, PAGE: gl.constexpr,
-    PADDING: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, num_warps: gl.constexpr,
+    PADDING: gl.constexpr, FIRST: gl.constexpr, LATER: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """As `paged_portable.portable_kernel`, with one matrix product a row.
 
@@ -148,10 +150,12 @@ def hopper_kernel(
     scale_boxes = gl.allocate_shared_memory(gl.float32, [BOXES, 1, BOX], scales_layout())
     keys = boxes._reinterpret(gl.float8e4nv, [STAGES, BLOCK_N, _D], TILE)
     scales = scale_boxes._reinterpret(gl.float32, [STAGES, BLOCK_N], PLAIN)
-    # Two slots: the next request's queries come while this one's are multiplied.
-    query_codes = gl.allocate_shared_memory(gl.uint8, [2 * NEXT_N, HEADS, _D], TILE)
-    queries = query_codes._reinterpret(gl.float8e4nv, [2 * NEXT_N, HEADS, _D], TILE)
-    head_weights = gl.allocate_shared_memory(gl.float32, [2 * NEXT_N, HEADS], PLAIN)
+    # With two slots the next request's queries come while this one's are multiplied. For more rows
+    # a request the memory is worth more than that.
+    SLOTS: gl.constexpr = 2 if NEXT_N == 1 else 1
+    query_codes = gl.allocate_shared_memory(gl.uint8, [SLOTS * NEXT_N, HEADS, _D], TILE)
+    queries = query_codes._reinterpret(gl.float8e4nv, [SLOTS * NEXT_N, HEADS, _D], TILE)
+    head_weights = gl.allocate_shared_memory(gl.float32, [SLOTS * NEXT_N, HEADS], PLAIN)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
@@ -167,6 +171,7 @@ def hopper_kernel(
     begin, end, request, at = share(
         gl.arange(0, LENGTHS_AT_ONCE, BATCH), seq_lens, row_at, row_end, arrived, batch, limit,
         span, window, length_request, length_row, back, NEXT_N, LENGTHS, PER_UNIT, PADDING,
+        FIRST, LATER,
     )  # fmt: skip
     if begin == end:
         return
@@ -182,8 +187,8 @@ def hopper_kernel(
     left = end - begin
     for stage in range(gl.minimum(left, STAGES)):
         _fetch(
-            keys_map, scales_map, table + copy_request.to(gl.int64) * table_row, table_column,
-            copy_tile, copy_longest, boxes, scale_boxes, stage, full, PAGE, BLOCK_N, BOX,
+            keys_map, scales_map, table, copy_request, table_row, table_column, copy_tile,
+            copy_longest, boxes, scale_boxes, stage, full, PAGE, BLOCK_N, BOX,
         )  # fmt: skip
         copy_request, copy_tile, copy_longest, copy_tiles, left = _advance(
             seq_lens, copy_request, copy_tile, copy_longest, copy_tiles, left, batch,
@@ -205,9 +210,10 @@ def hopper_kernel(
         units = gl.cdiv(longest, PADDING)
         first = tile - at * PER_UNIT
         stop = gl.minimum(units * PER_UNIT, first + end - tile)
-        row = request.to(gl.int64) * NEXT_N
+        row = tl.cast(request, tl.int64) * NEXT_N
         if copied != request:
             async_copy.wait_group(0)
+            gl.thread_barrier()
             _copy_queries(
                 q, weights, request, slot, heads, weight_row, weight_head, query_codes,
                 head_weights, NEXT_N, HEADS, num_warps,
@@ -216,7 +222,7 @@ def hopper_kernel(
         fence_async_shared()
         gl.thread_barrier()
         weight = head_weights.index(slot * NEXT_N).load(gl.SliceLayout(0, PRODUCTS))
-        if tile + stop - first < end:
+        if SLOTS == 2 and tile + stop - first < end:
             # Most likely the next request sees a key, too.
             copied = gl.minimum(request + 1, batch - 1)
             _copy_queries(
@@ -224,7 +230,7 @@ def hopper_kernel(
                 head_weights, NEXT_N, HEADS, num_warps,
             )  # fmt: skip
         if row_at is not None:
-            to = scores + (at.to(gl.int64) * NEXT_N * PADDING - window * span)
+            to = scores + (tl.cast(at, tl.int64) * NEXT_N * PADDING - window * span)
             row_step = units.to(gl.int64) * PADDING
         else:
             to = scores + row * score_row
@@ -247,9 +253,9 @@ def hopper_kernel(
                     gl.thread_barrier()
                     if left > 0:
                         _fetch(
-                            keys_map, scales_map, table + copy_request.to(gl.int64) * table_row,
-                            table_column, copy_tile, copy_longest, boxes, scale_boxes, stage,
-                            full, PAGE, BLOCK_N, BOX,
+                            keys_map, scales_map, table, copy_request, table_row, table_column,
+                            copy_tile, copy_longest, boxes, scale_boxes, stage, full, PAGE,
+                            BLOCK_N, BOX,
                         )  # fmt: skip
                         copy_request, copy_tile, copy_longest, copy_tiles, left = _advance(
                             seq_lens, copy_request, copy_tile, copy_longest, copy_tiles, left,
@@ -257,8 +263,9 @@ def hopper_kernel(
                         )  # fmt: skip
                 if NEXT_N > 1:
                     weight = head_weights.index(slot * NEXT_N + j).load(gl.SliceLayout(0, PRODUCTS))
-                products = gl.maximum(products, 0.0, propagate_nan=tl.PropagateNan.ALL)
-                score = gl.sum(products * weight[None, :], 1) * scale
+                # Twice relu: exact, and cheaper than a maximum that keeps NaN.
+                products = (products + gl.abs(products)) * weight[None, :]
+                score = gl.sum(products, 1) * 0.5 * scale
                 if row_at is not None:
                     gl.store(to + j * row_step + position, score)
                 else:
@@ -273,7 +280,7 @@ def hopper_kernel(
         tile = gl.where(first < stop, tile + stop - first, end)
         if tile < end:
             at += units
-            slot = 1 - slot
+            slot = SLOTS - 1 - slot
             request, longest = seeing_request(
                 seq_lens, request + 1, batch, length_request, length_row, limit, LENGTHS
             )  # fmt: skip

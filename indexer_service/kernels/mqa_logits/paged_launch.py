@@ -14,11 +14,13 @@ from indexer_service.kernels.mqa_logits.paged_plan import Configuration
 from indexer_service.kernels.mqa_logits.paged_portable import portable_kernel
 from indexer_service.kernels.mqa_logits.paged_tails import fill_tails
 
-DEPENDENT = True
 OPERATION = "mqa_logits.paged"
 
 _MAPPED_DIM = 128
 """The head size of the kernel that reads the cache through tensor maps."""
+
+_SMALLEST_MAPPED_PAGE = 32
+"""Its scales fill the 128 bytes that copies by tensor map are aligned to in shared memory."""
 
 _VECTOR_BYTES = 16
 """The widest load; tensor maps need addresses and strides that are multiples of it."""
@@ -117,7 +119,7 @@ def _launch(
     if q.data_ptr() % _VECTOR_BYTES:
         q = q.clone()
     by_row = seq_lens.dim() == 2
-    arguments = dict(
+    arguments: dict[str, Any] = dict(
         q=q, weights=weights, seq_lens=seq_lens, table=table, scores=scores,
         row_at=layout.get("row_at"), row_end=layout.get("row_end"),
         arrived=layout.get("arrived"), enabled=layout.get("enabled"), batch=batch, heads=heads,
@@ -128,12 +130,14 @@ def _launch(
         score_row=0 if layout else scores.stride(0), NEXT_N=next_n,
         LENGTHS=next_n if by_row else 1, HEADS=columns.heads, PAGE=k_cache.shape[1],
         PADDING=PADDING, BLOCK_N=configuration.block_keys, STAGES=configuration.stages,
-        num_warps=configuration.warps,
+        FIRST=processors(q.device) * configuration.programs,
+        LATER=processors(q.device) * configuration.later, num_warps=configuration.warps,
+        maxnreg=configuration.registers,
     )  # fmt: skip
     gpu = q.device.type == "cuda"
-    if arch >= HOPPER and gpu and DEPENDENT:
+    if arch >= HOPPER and gpu:
         arguments["launch_pdl"] = True
-    grid = (processors(q.device) * configuration.programs,)
+    grid = (arguments["FIRST"] + arguments["LATER"],)
     if configuration.kernel == "hopper":
         from indexer_service.kernels.mqa_logits.paged_hopper import hopper_kernel, tensor_maps
 

@@ -15,9 +15,6 @@ With more, its warps would share a row's heads, and how they do decides in which
 added: a row's bits would depend on how many rows its request has.
 """
 
-MOST_QUERIES = 512
-"""Rows times heads of a request that the kernel for SM90 keeps in shared memory, twice."""
-
 
 @dataclass(frozen=True)
 class Configuration:
@@ -31,6 +28,10 @@ class Configuration:
     """Tiles of keys in shared memory."""
     programs: int
     """A multiprocessor; all of them should have room at once."""
+    later: int = 0
+    """Programs a multiprocessor that start when others are done."""
+    registers: int | None = None
+    """Of a thread, where the compiler would take more than lets the programs in."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,16 @@ def configurations(
     portable = Configuration("portable", 128, 4, 3, 2)
     if heads > WIDEST:
         portable = Configuration("portable", 64, 4, 3, 2)
-    if arch != HOPPER or not tensor_maps or heads > 128 or heads * next_n > MOST_QUERIES:
-        return (portable,)
-    if next_n == 1:
-        return (
-            Configuration("hopper", 128, 4, 3, 3),
-            Configuration("hopper", 64, 4, 4, 4),
-            portable,
-        )
+    queries = heads * next_n
+    if arch != HOPPER or not tensor_maps or queries > (256 if heads > WIDEST else 512):
+        return (portable,)  # SM90's kernel keeps a request's queries in shared memory
+    if heads > WIDEST:
+        return Configuration("hopper", 64, 4, 3, 3 if next_n == 1 else 2), portable
+    if next_n > 1:
+        programs = 4 if queries <= 128 and next_n <= 4 else 3 if queries <= 256 else 2
+        return Configuration("hopper", 64, 4, 3, programs), portable
     return (
-        Configuration("hopper", 64, 4, 3, 2 if next_n <= 4 else 1),
+        Configuration("hopper", 128, 4, 2, 4, later=4),
+        Configuration("hopper", 64, 4, 4, 4),
         portable,
     )

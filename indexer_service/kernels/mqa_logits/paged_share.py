@@ -51,85 +51,112 @@ def row_length(
 
 @triton.jit
 def _place_rows(
-    request, inside, starts, units, mine, seq_lens, row_at, row_end, arrived, limit, offset,
+    request, inside, starts, units, seq_lens, row_at, row_end, arrived, limit, span, window,
     length_request, length_row, back, NEXT_N: tl.constexpr, PADDING: tl.constexpr,
 ):  # fmt: skip
     """Tell where each row of some requests lies and how long it is."""
+    begins = tl.cast(starts, tl.int64) * (NEXT_N * PADDING) - window * span
+    mine = (begins >= 0) & (begins < span)
     for j in range(NEXT_N):
         row = tl.cast(request, tl.int64) * NEXT_N + j
-        at = (tl.cast(starts, tl.int64) * NEXT_N + j * tl.cast(units, tl.int64)) * PADDING
+        at = begins + j * tl.cast(units, tl.int64) * PADDING
         length = row_length(
             seq_lens, request, j, inside, length_request, length_row, back, limit, NEXT_N
         )  # fmt: skip
-        tl.store(row_at + row, tl.where(mine, at - offset, -1), mask=inside)
+        tl.store(row_at + row, tl.where(mine, at, -1), mask=inside)
         tl.store(row_end + row, length, mask=inside)
         tl.store(arrived + row, length * 0, mask=inside)
+
+
+@triton.jit
+def _part(low, high, TILES: tl.constexpr, FIRST: tl.constexpr, LATER: tl.constexpr):
+    """First and end tile of this program, of the tiles between two units.
+
+    Programs on some multiprocessors are served by the memory faster than others. So of a lot of
+    work the last eighth is left to LATER programs, which start where the FIRST ones are done.
+    """
+    tiles = (high - low) * TILES
+    program = tl.program_id(0)
+    late = tiles * 0
+    if LATER > 0:
+        late = tl.where(tiles >= 8 * FIRST, tiles // 8, 0)
+    early = tiles - late
+    each, more, begin = early // FIRST, early % FIRST, low * TILES
+    if LATER > 0 and program >= FIRST:
+        program -= FIRST
+        begin += early
+        each, more = late // LATER, late % LATER
+    begin += program * each + tl.minimum(program, more)
+    return begin, begin + each + tl.where(program < more, 1, 0)
 
 
 @triton.jit
 def share(
     some, seq_lens, row_at, row_end, arrived, batch, limit, span, window, length_request,
     length_row, back, NEXT_N: tl.constexpr, LENGTHS: tl.constexpr, TILES: tl.constexpr,
-    PADDING: tl.constexpr,
+    PADDING: tl.constexpr, FIRST: tl.constexpr, LATER: tl.constexpr,
 ):  # fmt: skip
     """This program's first and end tile, the request of the first, and where that one begins.
 
     some: 0 to LENGTHS_AT_ONCE - 1. A unit of PADDING keys has TILES tiles; where a request begins
-    is in units. With row_at, only this window's requests count, and the rows' places are written.
+    is in units. With row_at, only this window's requests count, and the rows' places are written,
+    by the last programs, which have the least to do.
     """
-    program = tl.program_id(0)
-    programs = tl.num_programs(0)
-    ends = some * 0
-    low = 0
-    high = 0
-    if row_at is not None:
-        low = FAR
-    before = 0
-    for first in range(0, batch, LENGTHS_AT_ONCE):
-        request = first + some
-        inside = request < batch
-        longest = longest_row(
-            seq_lens, request, inside, length_request, length_row, limit, LENGTHS
-        )  # fmt: skip
+    last = FIRST + LATER - 1 - tl.program_id(0)
+    request, at = 0, 0
+    if batch == 1:
+        # As below, without sums over the batch: a single request must not wait for them.
+        longest = longest_row(seq_lens, 0, True, length_request, length_row, limit, LENGTHS)
         units = tl.cdiv(longest, PADDING)
-        ends = before + tl.cumsum(units, 0)
-        before = tl.max(ends, 0)
-        if row_at is None:
-            high = before
-        else:
-            starts = ends - units
-            offset = window * span
-            begins = tl.cast(starts, tl.int64) * (NEXT_N * PADDING) - offset
-            mine = inside & (begins >= 0) & (begins < span)
-            low = tl.minimum(low, tl.min(tl.where(mine, starts, FAR), 0))
-            high = tl.maximum(high, tl.max(tl.where(mine, ends, 0), 0))
-            if (first // LENGTHS_AT_ONCE) % programs == program:
+        if row_at is not None:
+            if last == 0:
                 _place_rows(
-                    request, inside, starts, units, mine, seq_lens, row_at, row_end, arrived,
-                    limit, offset, length_request, length_row, back, NEXT_N, PADDING,
+                    0, True, 0, units, seq_lens, row_at, row_end, arrived, limit, span, window,
+                    length_request, length_row, back, NEXT_N, PADDING,
                 )  # fmt: skip
-    low = tl.minimum(low, high)
-    tiles = (high - low) * TILES
-    each = tiles // programs
-    more = tiles % programs
-    begin = low * TILES + program * each + tl.minimum(program, more)
-    end = begin + each + tl.where(program < more, 1, 0)
-
-    unit = begin // TILES
-    request = 0
-    at = 0
-    if batch <= LENGTHS_AT_ONCE:
-        request = tl.sum(tl.where(ends <= unit, 1, 0), 0)
-        at = tl.max(tl.where(ends <= unit, ends, 0), 0)
-    elif begin < end:
-        before = 0
+            units = tl.where(window == 0, units, 0)
+        begin, end = _part(0, units, TILES, FIRST, LATER)
+    else:
+        ends = some * 0
+        low, high, before = FAR, 0, 0
         for first in range(0, batch, LENGTHS_AT_ONCE):
+            request_ = first + some
+            inside = request_ < batch
             longest = longest_row(
-                seq_lens, first + some, first + some < batch, length_request, length_row, limit,
-                LENGTHS,
+                seq_lens, request_, inside, length_request, length_row, limit, LENGTHS
             )  # fmt: skip
-            ends = before + tl.cumsum(tl.cdiv(longest, PADDING), 0)
+            units = tl.cdiv(longest, PADDING)
+            ends = before + tl.cumsum(units, 0)
             before = tl.max(ends, 0)
-            request += tl.sum(tl.where(ends <= unit, 1, 0), 0)
-            at = tl.maximum(at, tl.max(tl.where(ends <= unit, ends, 0), 0))
+            if row_at is None:
+                low, high = 0, before
+            else:
+                if last == first // LENGTHS_AT_ONCE % (FIRST + LATER):
+                    _place_rows(
+                        request_, inside, ends - units, units, seq_lens, row_at, row_end, arrived,
+                        limit, span, window, length_request, length_row, back, NEXT_N, PADDING,
+                    )  # fmt: skip
+                if (window == 0) & (tl.cast(before, tl.int64) * (NEXT_N * PADDING) <= span):
+                    low, high = 0, before
+                else:
+                    begins = tl.cast(ends - units, tl.int64) * (NEXT_N * PADDING) - window * span
+                    mine = inside & (begins >= 0) & (begins < span)
+                    low = tl.minimum(low, tl.min(tl.where(mine, ends - units, FAR), 0))
+                    high = tl.maximum(high, tl.max(tl.where(mine, ends, 0), 0))
+        begin, end = _part(tl.minimum(low, high), high, TILES, FIRST, LATER)
+        unit = begin // TILES
+        if batch <= LENGTHS_AT_ONCE:
+            request = tl.sum(tl.where(ends <= unit, 1, 0), 0)
+            at = tl.max(tl.where(ends <= unit, ends, 0), 0)
+        elif begin < end:
+            before = 0
+            for first in range(0, batch, LENGTHS_AT_ONCE):
+                longest = longest_row(
+                    seq_lens, first + some, first + some < batch, length_request, length_row,
+                    limit, LENGTHS,
+                )  # fmt: skip
+                ends = before + tl.cumsum(tl.cdiv(longest, PADDING), 0)
+                before = tl.max(ends, 0)
+                request += tl.sum(tl.where(ends <= unit, 1, 0), 0)
+                at = tl.maximum(at, tl.max(tl.where(ends <= unit, ends, 0), 0))
     return begin, end, request, at

@@ -15,15 +15,17 @@ from indexer_service.kernels.e4m3 import decode_e4m3
 def _two_codes(place):
     """Puts two words' codes where fp16 has sign, exponent and mantissa.
 
+    Multiplications shift, since the unit for integers has more to do than the one for them.
     Then 35840 times a code of NaN, and of nothing else, is infinite, and 0 times that is NaN.
     """
-    selector = (4 + place) << 12 | place << 4
+    selector = (4 + place) << 8 | place
     return f"""{{
-    .reg .b32 codes, magnitude, value, large, zero;
+    .reg .b32 codes, sign, magnitude, value, large, zero;
     prmt.b32 codes, $1, $2, {selector:#x};
-    shr.b32 magnitude, codes, 1;
+    mul.lo.u32 magnitude, codes, 128;
     and.b32 magnitude, magnitude, 0x3f803f80;
-    lop3.b32 value, codes, 0x80008000, magnitude, 0xea;
+    mul.lo.u32 sign, codes, 256;
+    lop3.b32 value, sign, 0x80008000, magnitude, 0xea;
     mov.b32 large, 0x78607860;
     mov.b32 zero, 0;
     mul.rn.f16x2 large, value, large;
