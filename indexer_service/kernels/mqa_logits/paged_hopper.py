@@ -121,9 +121,7 @@ def _copy_queries(
 @gluon.jit
 def _start(keys, queries, nothing):
     """Start the matrix product of a tile's keys and one row's heads."""
-    return warpgroup_mma(
-        keys, queries.permute((1, 0)), nothing, use_acc=False, is_async=True
-    )  # fmt: skip
+    return warpgroup_mma(keys, queries.permute((1, 0)), nothing, use_acc=False, is_async=True)
 
 
 @gluon.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=UNALIGNED)

@@ -23,7 +23,7 @@ _SMALLEST_MAPPED_PAGE = 32
 """Its scales fill the 128 bytes that copies by tensor map are aligned to in shared memory."""
 
 _VECTOR_BYTES = 16
-"""The widest load; tensor maps need addresses and strides that are multiples of it."""
+"""The widest load."""
 
 
 def paged(
@@ -83,7 +83,9 @@ def paged_packed(
 def deciding(q: Tensor, k_cache: Tensor) -> dict[str, Any]:
     """What the choice of a configuration depends on: the arguments of `configurations`."""
     _, next_n, heads, dim = q.shape
-    mapped = alignment(k_cache) > 1 and dim == _MAPPED_DIM and len(k_cache) > 0
+    pages, page, _ = k_cache.shape
+    mapped = alignment(k_cache) > 1 and dim == _MAPPED_DIM and pages > 0
+    mapped = mapped and page >= _SMALLEST_MAPPED_PAGE and page & (page - 1) == 0
     return {
         "arch": architecture(q.device),
         "heads": paged_plan.columns(heads, next_n).heads,
@@ -109,8 +111,9 @@ def _launch(
     batch, next_n, heads, dim = q.shape
     if dim < 64 or dim & (dim - 1):
         raise fault("q", f"D = {dim} is not a power of two from 64 up", 'use impl="reference"')
+    if k_cache.data_ptr() % SCALE_BYTES or k_cache.stride(0) % SCALE_BYTES:
+        raise fault("k_cache", "has scales that are not aligned", "align pages to 4 bytes")
     arch = architecture(q.device)
-    aligned = k_cache.data_ptr() % _VECTOR_BYTES == 0 and k_cache.stride(0) % _VECTOR_BYTES == 0
     columns = paged_plan.columns(heads, next_n)
     if configuration is None:
         asked = deciding(q, k_cache)
@@ -146,6 +149,6 @@ def _launch(
     portable_kernel[grid](
         **arguments, cache=k_cache, pages=len(k_cache), page_stride=k_cache.stride(0),
         ROWS=columns.rows, GROUPS=columns.groups, D=dim,
-        ALIGN=_VECTOR_BYTES if aligned else SCALE_BYTES, NATIVE=native_fp8(arch), ASSEMBLY=gpu,
+        ALIGN=max(alignment(k_cache), SCALE_BYTES), NATIVE=native_fp8(arch), ASSEMBLY=gpu,
         PDL=arch >= HOPPER and gpu,
     )  # fmt: skip
