@@ -10,7 +10,7 @@ from statistics import median
 
 import torch
 
-ROUNDS = 9
+ROUNDS = 15
 
 Replay = Callable[[], float]
 """Runs the captured calls once; returns µs a call."""

@@ -242,13 +242,15 @@ def test_deep_gemm_devices_and_shapes(adapter: ModuleType, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def real(monkeypatch: pytest.MonkeyPatch) -> None:
+def real(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """DeepGEMM itself, as a package or as the copy that vLLM brings along."""
     try:
         import_module("deep_gemm")
     except ImportError:
         copy = pytest.importorskip("vllm.third_party.deep_gemm")
         monkeypatch.setitem(sys.modules, "deep_gemm", copy)
+    deep_gemm._package.cache_clear()
+    yield
     deep_gemm._package.cache_clear()
 
 
@@ -272,6 +274,17 @@ def test_real_ragged(real: None) -> None:
     tensors = [tensor.cuda() for tensor in case.tensors]
     seen = mqa_logits.ragged(*tensors, impl="deepgemm").cpu()
     close(seen, mqa_logits.ragged(*case.tensors, impl="reference"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA GPU")
+def test_real_drops_the_nan_of_a_key(real: None) -> None:
+    """What the adapter's docstring says of it, and why the reference's promise is not DeepGEMM's."""
+    case = inputs.ragged([(0, 100)], 100, heads=64, dim=DIM)
+    case.k[7, 3] = 0x7F
+    tensors = [tensor.cuda() for tensor in case.tensors]
+    assert bool(mqa_logits.ragged(*case.tensors, impl="reference")[0, 7].isnan())
+    assert float(mqa_logits.ragged(*tensors, impl="deepgemm")[0, 7]) == 0.0
 
 
 def close(seen: Tensor, expected: Tensor) -> None:
