@@ -213,7 +213,9 @@ def hopper_kernel(
 
 def operand(rows: Tensor, block: int) -> TensorDescriptor:
     """float8_e4m3fn [n, dim], dim at most 128, as the kernel takes it, `block` rows at a time."""
-    return TensorDescriptor.from_tensor(rows, [block, rows.shape[1]], _layout(rows.shape[1]))
+    dim = rows.shape[1]
+    rows = rows.as_strided(rows.shape, (dim, 1))  # a single row is contiguous with any stride
+    return TensorDescriptor.from_tensor(rows, [block, dim], _layout(dim))
 
 
 @lru_cache
