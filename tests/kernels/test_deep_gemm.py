@@ -279,7 +279,7 @@ def test_real_ragged(real: None) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA GPU")
 def test_real_drops_the_nan_of_a_key(real: None) -> None:
-    """What the adapter's docstring says of it, and why the reference's promise is not DeepGEMM's."""
+    """What the adapter's docstring says of it: the promise of `mqa_logits` is not kept there."""
     case = inputs.ragged([(0, 100)], 100, heads=64, dim=DIM)
     case.k[7, 3] = 0x7F
     tensors = [tensor.cuda() for tensor in case.tensors]
