@@ -22,7 +22,7 @@ Implementation = Callable[..., Any]
 AUTO = "auto"
 TRITON = "triton"
 REFERENCE = "reference"
-PREFERENCE = ("xpu", "deepgemm", TRITON, REFERENCE)
+PREFERENCE = ("xpu", TRITON, "deepgemm", REFERENCE)
 """What "auto" means: the first of these that the operation has and that supports the call."""
 
 _DEVICES = {"xpu": "xpu", "deepgemm": "cuda", TRITON: "cuda"}
