@@ -43,7 +43,7 @@ def ragged(
     if not out.numel():
         return
     arch = architecture(q.device)
-    chosen = configuration or planning.chosen(arch, *q.shape[1:])
+    chosen = configuration or planning.chosen(arch, q.shape[1], q.shape[2], len(k))
     q, k, weights = _padded(q, k, weights)
     k_scale, row_start, row_end = (x.contiguous() for x in (k_scale, row_start, row_end))
     if native_fp8(arch):

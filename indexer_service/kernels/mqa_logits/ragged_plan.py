@@ -46,9 +46,12 @@ _WIDE = Configuration("portable", keys=64, columns=0, stages=1, warps=4, program
 """For more heads, or longer ones, than any model is known to have."""
 
 _HOPPER = (
+    Configuration("hopper", keys=512, columns=128, stages=2, warps=4, programs=2, overlap=True),
     Configuration("hopper", keys=256, columns=128, stages=2, warps=4, programs=3),
-    Configuration("hopper", keys=256, columns=128, stages=2, warps=4, programs=2, overlap=True),
 )
+_HOPPER_FEW_KEYS = 8192
+"""Up to so many keys the second: wide tiles would be too few to share out evenly."""
+
 _NATIVE = (
     Configuration("portable", keys=128, columns=64, stages=3, warps=4, programs=3),
     Configuration("portable", keys=256, columns=64, stages=2, warps=8, programs=2),
@@ -76,12 +79,14 @@ def key(arch: int, heads: int) -> dict[str, Hashable]:
     return {"arch": arch, "heads": heads}
 
 
-def chosen(arch: int, heads: int, dim: int) -> Configuration:
-    """What was tuned, else the first of `configurations`."""
-    preferred = configurations(arch, heads, dim)[0]
-    if preferred is _WIDE:
-        return preferred
-    return tuning.chosen(OPERATION, key(arch, heads), preferred)
+def chosen(arch: int, heads: int, dim: int, keys: int) -> Configuration:
+    """What was tuned, else the first of `configurations`, but narrow tiles for few keys."""
+    offered = configurations(arch, heads, dim)
+    if offered is _HOPPER and keys <= _HOPPER_FEW_KEYS:
+        return offered[1]
+    if len(offered) == 1:
+        return offered[0]
+    return tuning.chosen(OPERATION, key(arch, heads), offered[0])
 
 
 @lru_cache
