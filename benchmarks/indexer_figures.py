@@ -4,14 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from indexer_rows import medians, peer
+from indexer_rows import in_one_graph, medians
 
 Value = Callable[[dict[str, Any]], float | None]
 
 LINES: dict[str, tuple[Value, str, str]] = {
     "ours, fp8": (lambda row: medians(row).get("select fp8"), "#1f5fa8", "o-"),
     "ours, SM80 form": (lambda row: medians(row).get("select sm80"), "#5fa8e0", "s-"),
-    "DeepGEMM + best of vLLM's top-k": (peer, "#c0504d", "^--"),
+    "DeepGEMM + best of vLLM's top-k": (in_one_graph, "#c0504d", "^--"),
     "byte floor": (lambda row: row["byte floor µs"], "#808080", ":"),
 }
 

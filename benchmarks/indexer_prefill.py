@@ -1,6 +1,5 @@
 """Rows of prefilling: ragged logits, top-k of long rows, both together, and the K cache."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -159,25 +158,30 @@ def _slots(calls: int, tokens: int, pool: Pool) -> Tensor:
 
 
 def gather_of(requests: int, length: int, pool: Pool, rate: float, impl: str) -> dict[str, Any]:
-    """`k_cache.gather`, which reads the lengths on the host: the host's clock, waits and all."""
+    """`k_cache.gather`: the copy alone, its sizes known, and the whole call, which reads them."""
     calls = 8
     tables = torch.empty((calls, requests, length // PAGE), dtype=torch.int32, device=DEVICE)
     pool.fill(tables)
     lengths = torch.full((requests,), length, dtype=torch.int32, device=DEVICE)
-    row = Row({"requests": requests, "length": length, "calls": calls}, calls, eager_calls=True)
+    row = Row(
+        {"requests": requests, "length": length, "calls": calls}, calls, lambda: pool.fill(tables)
+    )
+    copy = k_cache._gather.implementation(impl, DEVICE)
 
-    def gather(impl: str) -> Callable[[int], tuple[Tensor, Tensor]]:
-        return lambda call: k_cache.gather(pool.k_cache, tables[call], lengths, impl=impl)
+    def whole(call: int, impl: str = impl) -> tuple[Tensor, Tensor]:
+        return k_cache.gather(pool.k_cache, tables[call], lengths, impl=impl)
 
     def right() -> None:
-        pairs = zip(gather(impl)(0), gather("reference")(0), strict=True)
+        pairs = zip(whole(0), whole(0, "reference"), strict=True)
         need(
             all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs),
             "other bytes than the reference's",
         )
 
-    row.ours("ours", gather(impl), None, right)
-    row.peer("vLLM, sizes known", lambda: peers.gather(pool.k_cache, tables, lengths))
+    known = lengths.tolist()
+    row.ours("ours", lambda call: copy(pool.k_cache, tables[call], lengths, known), None, right)
+    row.waits("ours, whole call", whole)
+    row.peer("vLLM", lambda: peers.gather(pool.k_cache, tables, lengths))
     done = row.done()
     done["byte floor µs"] = requests * length * 2 * KEY_BYTES / rate * 1e6
     return done

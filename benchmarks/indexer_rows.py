@@ -27,7 +27,7 @@ class Row:
     """One shape: candidates are added, then timed in turns.
 
     Attributes:
-        calls: how many a graph (or, with `eager_calls`, a loop under the host's clock) makes.
+        calls: how many a graph makes.
         before: runs ahead of every graph, outside its time.
         rewind: runs ahead of every check: undoes what `before` did to the inputs of call 0.
     """
@@ -36,7 +36,6 @@ class Row:
     calls: int
     before: Callable[[], None] | None = None
     rewind: Callable[[], None] = lambda: None
-    eager_calls: bool = False
     checks: dict[str, Any] = field(default_factory=dict)
     wrong: dict[str, str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
@@ -56,7 +55,7 @@ class Row:
                 if check:
                     self.rewind()
                     check()
-                replay = self._timed(call)
+                replay = captured(call, self.calls, before=self.before)
                 if answer is not None:
                     replay()
                     in_graph = answer.clone()
@@ -76,15 +75,18 @@ class Row:
             if check:
                 self.rewind()
                 check(call)
-            self._replays[name] = self._timed(call)
+            self._replays[name] = captured(call, self.calls, before=self.before)
         except Exception as error:  # missing, or does not support the shape
             self.absent[name] = in_short(error)
             stop_if_dead(f"{self.shape}: {name}: {in_short(error)}")
 
-    def _timed(self, call: Call) -> Replay:
-        if self.eager_calls:
-            return eager(call, self.calls)
-        return captured(call, self.calls, before=self.before)
+    def waits(self, name: str, call: Call) -> None:
+        """Adds ours that wait for the GPU and cannot be captured, under the host's clock."""
+        try:
+            self._replays[name] = eager(call, self.calls)
+        except Exception as error:
+            self.wrong[name] = in_short(error)
+            stop_if_dead(f"{self.shape}: {name}: {in_short(error)}")
 
     def done(self, rounds: int = ROUNDS) -> dict[str, Any]:
         """Times everything; returns the row."""
@@ -130,16 +132,14 @@ def best(row: dict[str, Any], names: Iterable[str]) -> str | None:
     return min((name for name in names if name in times), key=times.__getitem__, default=None)
 
 
-def peer(row: dict[str, Any]) -> float | None:
-    """µs of DeepGEMM's logits with the best of vLLM's top-k: in one graph or summed, the less."""
-    times = medians(row)
-    found = [times[name] for name in CHAINS if name in times]
-    apart = apart_sum(row)
-    return min([*found, *([apart] if apart else [])], default=None)
+def in_one_graph(row: dict[str, Any]) -> float | None:
+    """µs of DeepGEMM's logits and the best of vLLM's top-k, captured together."""
+    name = best(row, CHAINS)
+    return medians(row)[name] if name else None
 
 
-def apart_sum(row: dict[str, Any]) -> float | None:
-    """DeepGEMM's logits alone and the best top-k alone, summed."""
+def summed(row: dict[str, Any]) -> float | None:
+    """µs of DeepGEMM's logits alone and the best of vLLM's top-k alone, summed."""
     times, quickest = medians(row), best(row, TOPK)
     logits = times.get("DeepGEMM logits")
     return logits + times[quickest] if logits and quickest else None

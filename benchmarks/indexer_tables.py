@@ -7,7 +7,7 @@ from typing import Any
 
 from documents import markdown_table, origin
 from indexer_aims import aims
-from indexer_rows import CHAINS, TOPK, apart_sum, best, medians, peer
+from indexer_rows import CHAINS, TOPK, best, in_one_graph, medians, summed
 
 Rows = Sequence[dict[str, Any]]
 
@@ -65,25 +65,25 @@ def _spread(results: dict[str, Any]) -> str:
 def _decode(rows: Rows) -> str:
     head = (
         "H", "B", "context", "ours, fp8", "ours, SM80 form", "DeepGEMM + best top-k, one graph",
-        "the two alone, summed", "fp8 / peer", "SM80 / peer", "byte floor", "fp8 / floor",
+        "the two alone, summed", "fp8 / graph", "fp8 / sum", "SM80 / graph", "SM80 / sum",
+        "byte floor", "fp8 / floor",
     )  # fmt: skip
     cells = []
     for row in rows:
         times, floor = medians(row), row["byte floor µs"]
-        chain, other = best(row, CHAINS), peer(row)
+        name, both, apart = best(row, CHAINS), in_one_graph(row), summed(row)
         fp8, sm80 = times.get("select fp8"), times.get("select sm80")
         cells.append([
             row["H"], row["B"], _thousands(row["context"]), _bold(fp8), _time(sm80),
-            f"{times[chain]:.1f} ({chain.partition(' + ')[2]})" if chain else "",
-            _time(apart_sum(row)), _ratio(fp8, other), _ratio(sm80, other), _time(floor),
-            _ratio(fp8, floor),
+            f"{both:.1f} ({name.removeprefix('DeepGEMM + ')})" if name and both else "",
+            _time(apart), _ratio(fp8, both), _ratio(fp8, apart), _ratio(sm80, both),
+            _ratio(sm80, apart), _time(floor), _ratio(fp8, floor),
         ])  # fmt: skip
-    title = "**`indexer.select_paged`**, the whole selection of decode rows, k = "
-    note = (
-        "“Peer” is the faster of the two peer columns; it leaves out DeepGEMM's schedule, which "
-        "vLLM makes once a step."
+    return (
+        f"**`indexer.select_paged`**, the whole selection of decode rows, k = {rows[0]['k']}. The "
+        "peers' times leave out DeepGEMM's schedule, which vLLM makes once a step:\n\n"
+        f"{markdown_table(head, cells)}"
     )
-    return f"{title}{rows[0]['k']}:\n\n{markdown_table(head, cells)}\n\n{note}"
 
 
 PARTS = {
@@ -180,15 +180,15 @@ def _insert(rows: Rows) -> str:
 
 
 def _gather(rows: Rows) -> str:
-    head = ("requests", "tokens each", "ours", "vLLM, sizes known", "byte floor")
+    head = ("requests", "tokens each", "ours", "vLLM", "byte floor", "ours, whole call")
     cells = [
-        [row["requests"], _thousands(row["length"]), *_times(row, ("ours", "vLLM, sizes known")),
-         _time(row["byte floor µs"])]
+        [row["requests"], _thousands(row["length"]), *_times(row, ("ours", "vLLM")),
+         _time(row["byte floor µs"]), *_times(row, ("ours, whole call",))]
         for row in rows
     ]  # fmt: skip
     return (
-        "**K cache, gather**, by the host's clock, launches included; ours reads the lengths on "
-        f"the host:\n\n{markdown_table(head, cells)}"
+        "**K cache, gather**: the copy, its sizes known; and by the host's clock the whole call, "
+        f"which reads the lengths first:\n\n{markdown_table(head, cells)}"
     )
 
 
