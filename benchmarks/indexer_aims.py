@@ -16,7 +16,7 @@ GRAPH = "× the two in one graph"
 
 @dataclass(frozen=True)
 class Aim:
-    """A value of the results and its bounds: at most `reach` (and `beyond`, if any), or at least."""
+    """A value of the results, and its bounds: at most, or at least, `reach`; `beyond`, if any."""
 
     work: str
     value: Callable[[Results], float | None]
