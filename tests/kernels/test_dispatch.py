@@ -36,8 +36,7 @@ def forget_what_was_loaded() -> None:
     ("device", "number", "expected"),
     [
         (CPU, 2, "reference"),
-        (CUDA, 2, "deepgemm"),
-        (CUDA, 1, "triton"),
+        (CUDA, 2, "triton"),
         (XPU, 2, "xpu"),
         (XPU, 1, "reference"),
     ],
@@ -46,6 +45,12 @@ def test_auto_takes_the_first_that_supports_device_and_call(
     operation: Operation, device: torch.device, number: int, expected: str
 ) -> None:
     assert operation.implementation("auto", device, number)() == expected
+
+
+@pytest.mark.parametrize(("number", "expected"), [(2, "deepgemm"), (1, "reference")])
+def test_auto_without_triton(operation: Operation, number: int, expected: str) -> None:
+    del operation._paths["triton"]
+    assert operation.implementation("auto", CUDA, number)() == expected
 
 
 def test_a_named_implementation_runs_on_any_device(operation: Operation) -> None:
