@@ -4,7 +4,6 @@ A peer that is missing raises ImportError (or AttributeError, in a vLLM that lac
 when it is made; one that does not support a shape raises when it is called.
 """
 
-import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -33,7 +32,6 @@ def deep_gemm() -> ModuleType:
         module = import_module("deep_gemm")
     except ImportError:
         module = import_module("vllm.third_party.deep_gemm")
-        sys.modules["deep_gemm"] = module  # where our own adapter looks for it
     if hasattr(module, "set_pdl"):
         module.set_pdl(True)
     return module
