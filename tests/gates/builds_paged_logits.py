@@ -26,7 +26,7 @@ def paged_build(
     columns = paged_plan.columns(heads, next_n)
     constants: dict[str, Any] = dict(
         NEXT_N=next_n, LENGTHS=next_n, HEADS=columns.heads, PAGE=_PAGE, PADDING=PADDING,
-        FIRST=132 * chosen.programs, LATER=132 * chosen.later, BLOCK_N=chosen.block_keys,
+        PROGRAMS=132 * chosen.programs, BLOCK_N=chosen.block_keys,
         STAGES=chosen.stages,
     ) | ({} if packed else dict.fromkeys(_PACKED))  # fmt: skip
     types = _TYPES | (_PACKED if packed else {})
@@ -49,7 +49,7 @@ def paged_build(
     return Build(
         f"paged logits {form}, {heads} heads, {next_n} rows, packed {packed}, {chosen}",
         f"{_HERE}.paged_{chosen.kernel}:{chosen.kernel}_kernel", types, constants,
-        dict(num_warps=chosen.warps, maxnreg=chosen.registers), (arch,), unaligned=unaligned,
+        dict(num_warps=chosen.warps), (arch,), unaligned=unaligned,
     )  # fmt: skip
 
 

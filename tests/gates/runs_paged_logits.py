@@ -28,14 +28,12 @@ def same(ours: Tensor, expected: Tensor) -> None:
     assert relative <= TOLERANCE, f"relative error {relative:.2e}"
 
 
-def scored(
-    case: inputs.Paged, context: int, programs: int = 3, later: int = 0
-) -> tuple[Tensor, Tensor]:
+def scored(case: inputs.Paged, context: int, programs: int = 3) -> tuple[Tensor, Tensor]:
     """Our scores and the reference's, each within larger rows that nothing else may touch."""
     rows = len(case.weights)
     larger = torch.full((rows, context + 9), POISON)
     ours, expected = larger[:, 4 : 4 + context], torch.empty((rows, context))
-    chosen = Configuration("portable", 64, 4, 2, programs, later)
+    chosen = Configuration("portable", 64, 4, 2, programs)
     paged_launch.paged(*case.tensors, ours, configuration=chosen)
     reference.paged(*case.tensors, expected)
     assert (larger[:, :4] == POISON).all()
@@ -112,7 +110,7 @@ def _many_requests() -> None:
     """More lengths than a program reads together; the walk crosses many requests."""
     lengths = [(7 * i) % 71 if i % 12 == 7 else -i for i in range(150)]
     case = inputs.paged(lengths, heads=16, dim=64, page=64)
-    same(*scored(case, 70, programs=1, later=2))
+    same(*scored(case, 70, programs=2))
     dense = torch.empty((150, 70))
     reference.paged(*case.tensors, dense)
     same(packed_rows(case, 70, 100 * padded(70)), dense)

@@ -136,8 +136,8 @@ def test_a_page_of_any_code_scores_as_in_float64_and_nan_spoils_its_own(form: st
     every = torch.arange(256, dtype=torch.uint8, device=DEVICE)
     for half in range(2):
         page = int(given.block_table[0, half + 3])
-        flat[page, 31 : 128 * 64 : 128] = every[half * 128 :: 2]
-        flat[page, 32 : 128 * 64 : 128] = every[half * 128 + 1 :: 2][:64]
+        some = every[half * 128 : half * 128 + 128]
+        flat[page, 31 : 128 * 64 : 128], flat[page, 32 : 128 * 64 : 128] = some[::2], some[1::2]
     scale = torch.tensor([torch.nan]).view(torch.uint8).to(DEVICE)
     flat[int(given.block_table[2, 1]), 8192 + 4 : 8192 + 8] = scale
     given.q[3, 1, 5, 9] = 0xFF

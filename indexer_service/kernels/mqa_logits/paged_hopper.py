@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from indexer_service.kernels.mqa_logits.paged_heads import twice_weighted_sum
 from indexer_service.kernels.mqa_logits.paged_portable import UNALIGNED, UNSPECIALISED
 from indexer_service.kernels.mqa_logits.paged_share import (
     LENGTHS_AT_ONCE,
@@ -131,7 +132,7 @@ def hopper_kernel(
     weight_row: gl.int64, weight_head: gl.int64, length_request: gl.int64, length_row: gl.int64,
     back, table_row: gl.int64, table_column: gl.int64, score_row: gl.int64,
     NEXT_N: gl.constexpr, LENGTHS: gl.constexpr, HEADS: gl.constexpr, PAGE: gl.constexpr,
-    PADDING: gl.constexpr, FIRST: gl.constexpr, LATER: gl.constexpr, BLOCK_N: gl.constexpr,
+    PADDING: gl.constexpr, PROGRAMS: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """As `paged_portable.portable_kernel`, with one matrix product a row.
@@ -169,7 +170,7 @@ def hopper_kernel(
     begin, end, request, at = share(
         gl.arange(0, LENGTHS_AT_ONCE, BATCH), seq_lens, row_at, row_end, arrived, batch, limit,
         span, window, length_request, length_row, back, NEXT_N, LENGTHS, PER_UNIT, PADDING,
-        FIRST, LATER,
+        PROGRAMS,
     )  # fmt: skip
     if begin == end:
         return
@@ -261,9 +262,8 @@ def hopper_kernel(
                         )  # fmt: skip
                 if NEXT_N > 1:
                     weight = head_weights.index(slot * NEXT_N + j).load(gl.SliceLayout(0, PRODUCTS))
-                # Twice relu: exact, and cheaper than a maximum that keeps NaN.
-                products = (products + gl.abs(products)) * weight[None, :]
-                score = gl.sum(products, 1) * 0.5 * scale
+                score = gl.reshape(twice_weighted_sum(products, weight, 1, HEADS), [BLOCK_N])
+                score = gl.convert_layout(score, gl.SliceLayout(1, PRODUCTS)) * 0.5 * scale
                 if row_at is not None:
                     gl.store(to + j * row_step + position, score)
                 else:

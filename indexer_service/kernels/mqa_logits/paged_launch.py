@@ -133,14 +133,12 @@ def _launch(
         score_row=0 if layout else scores.stride(0), NEXT_N=next_n,
         LENGTHS=next_n if by_row else 1, HEADS=columns.heads, PAGE=k_cache.shape[1],
         PADDING=PADDING, BLOCK_N=configuration.block_keys, STAGES=configuration.stages,
-        FIRST=processors(q.device) * configuration.programs,
-        LATER=processors(q.device) * configuration.later, num_warps=configuration.warps,
-        maxnreg=configuration.registers,
+        PROGRAMS=processors(q.device) * configuration.programs, num_warps=configuration.warps,
     )  # fmt: skip
     gpu = q.device.type == "cuda"
     if arch >= HOPPER and gpu:
         arguments["launch_pdl"] = True
-    grid = (arguments["FIRST"] + arguments["LATER"],)
+    grid = (arguments["PROGRAMS"],)
     if configuration.kernel == "hopper":
         from indexer_service.kernels.mqa_logits.paged_hopper import hopper_kernel, tensor_maps
 

@@ -28,10 +28,6 @@ class Configuration:
     """Tiles of keys in shared memory."""
     programs: int
     """A multiprocessor; all of them should have room at once."""
-    later: int = 0
-    """Programs a multiprocessor that start when others are done."""
-    registers: int | None = None
-    """Of a thread, where the compiler would take more than lets the programs in."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ def configurations(
         programs = 4 if queries <= 128 and next_n <= 4 else 3 if queries <= 256 else 2
         return Configuration("hopper", 64, 4, 3, programs), portable
     return (
-        Configuration("hopper", 128, 4, 2, 4, later=4),
+        Configuration("hopper", 128, 4, 2, 4),
         Configuration("hopper", 64, 4, 4, 4),
         portable,
     )

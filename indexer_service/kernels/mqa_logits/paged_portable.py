@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from indexer_service.kernels.e4m3 import SCALE_OF_PRODUCTS
+from indexer_service.kernels.mqa_logits.paged_heads import twice_weighted_sum
 from indexer_service.kernels.mqa_logits.paged_share import (
     FAR,
     LENGTHS_AT_ONCE,
@@ -55,7 +56,7 @@ def portable_kernel(
     back, table_row: tl.int64, table_column: tl.int64, score_row: tl.int64,
     NEXT_N: tl.constexpr, LENGTHS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
     HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, PADDING: tl.constexpr,
-    FIRST: tl.constexpr, LATER: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    PROGRAMS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     ALIGN: tl.constexpr, NATIVE: tl.constexpr,
     ASSEMBLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +79,7 @@ def portable_kernel(
     begin, end, request, at = share(
         tl.arange(0, LENGTHS_AT_ONCE), seq_lens, row_at, row_end, arrived, batch, limit, span,
         window, length_request, length_row, back, NEXT_N, LENGTHS, PER_UNIT * GROUPS, PADDING,
-        FIRST, LATER,
+        PROGRAMS,
     )  # fmt: skip
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, D)
@@ -152,9 +153,7 @@ def portable_kernel(
                 products = tl.dot(decode_place(key_words, 2, ASSEMBLY), query2, products)
                 products = tl.dot(decode_place(key_words, 3, ASSEMBLY), query3, products)
             scale_following = _scales(cache, following, after, pages, page_stride, PAGE, D)
-            # Twice relu: exact, and cheaper than a maximum that keeps NaN.
-            products = (products + tl.abs(products)) * weight[None, :]
-            score = tl.sum(tl.reshape(products, (BLOCK_N, ROWS, HEADS)), 2)
+            score = twice_weighted_sum(products, weight, ROWS, HEADS)
             score *= 0.5 if NATIVE else 0.5 * SCALE_OF_PRODUCTS
             score *= scale[:, None]
             seen = position[:, None] < end_of_row[None, :]

@@ -69,24 +69,12 @@ def _place_rows(
 
 
 @triton.jit
-def _part(low, high, TILES: tl.constexpr, FIRST: tl.constexpr, LATER: tl.constexpr):
-    """First and end tile of this program, of the tiles between two units.
-
-    Programs on some multiprocessors are served by the memory faster than others. So of a lot of
-    work the last eighth is left to LATER programs, which start where the FIRST ones are done.
-    """
+def _part(low, high, TILES: tl.constexpr, PROGRAMS: tl.constexpr):
+    """First and end tile of this program, of the tiles between two units."""
     tiles = (high - low) * TILES
     program = tl.program_id(0)
-    late = tiles * 0
-    if LATER > 0:
-        late = tl.where(tiles >= 8 * FIRST, tiles // 8, 0)
-    early = tiles - late
-    each, more, begin = early // FIRST, early % FIRST, low * TILES
-    if LATER > 0 and program >= FIRST:
-        program -= FIRST
-        begin += early
-        each, more = late // LATER, late % LATER
-    begin += program * each + tl.minimum(program, more)
+    each, more = tiles // PROGRAMS, tiles % PROGRAMS
+    begin = low * TILES + program * each + tl.minimum(program, more)
     return begin, begin + each + tl.where(program < more, 1, 0)
 
 
@@ -94,15 +82,15 @@ def _part(low, high, TILES: tl.constexpr, FIRST: tl.constexpr, LATER: tl.constex
 def share(
     some, seq_lens, row_at, row_end, arrived, batch, limit, span, window, length_request,
     length_row, back, NEXT_N: tl.constexpr, LENGTHS: tl.constexpr, TILES: tl.constexpr,
-    PADDING: tl.constexpr, FIRST: tl.constexpr, LATER: tl.constexpr,
+    PADDING: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """This program's first and end tile, the request of the first, and where that one begins.
 
     some: 0 to LENGTHS_AT_ONCE - 1. A unit of PADDING keys has TILES tiles; where a request begins
     is in units. With row_at, only this window's requests count, and the rows' places are written,
-    by the last programs, which have the least to do.
+    by the last programs, which are the last to have a tile.
     """
-    last = FIRST + LATER - 1 - tl.program_id(0)
+    last = PROGRAMS - 1 - tl.program_id(0)
     request, at = 0, 0
     if batch == 1:
         # As below, without sums over the batch: a single request must not wait for them.
@@ -115,7 +103,7 @@ def share(
                     length_request, length_row, back, NEXT_N, PADDING,
                 )  # fmt: skip
             units = tl.where(window == 0, units, 0)
-        begin, end = _part(0, units, TILES, FIRST, LATER)
+        begin, end = _part(0, units, TILES, PROGRAMS)
     else:
         ends = some * 0
         low, high, before = FAR, 0, 0
@@ -131,7 +119,7 @@ def share(
             if row_at is None:
                 low, high = 0, before
             else:
-                if last == first // LENGTHS_AT_ONCE % (FIRST + LATER):
+                if last == first // LENGTHS_AT_ONCE % PROGRAMS:
                     _place_rows(
                         request_, inside, ends - units, units, seq_lens, row_at, row_end, arrived,
                         limit, span, window, length_request, length_row, back, NEXT_N, PADDING,
@@ -143,7 +131,7 @@ def share(
                     mine = inside & (begins >= 0) & (begins < span)
                     low = tl.minimum(low, tl.min(tl.where(mine, ends - units, FAR), 0))
                     high = tl.maximum(high, tl.max(tl.where(mine, ends, 0), 0))
-        begin, end = _part(tl.minimum(low, high), high, TILES, FIRST, LATER)
+        begin, end = _part(tl.minimum(low, high), high, TILES, PROGRAMS)
         unit = begin // TILES
         if batch <= LENGTHS_AT_ONCE:
             request = tl.sum(tl.where(ends <= unit, 1, 0), 0)
