@@ -22,12 +22,14 @@ _BUILDS = (
     "tests.gates.builds_k_cache",
     "tests.gates.builds_paged_logits",
     "tests.gates.builds_ragged_logits",
+    "tests.gates.builds_topk",
 )
 _RUNS = (
     "tests.gates.runs_sparse_mla",
     "tests.gates.runs_k_cache",
     "tests.gates.runs_ragged_logits",
     "tests.gates.runs_paged_logits",
+    "tests.gates.runs_topk",
 )
 
 NOT_INTERPRETED: dict[str, str] = dict.fromkeys(

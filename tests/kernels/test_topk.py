@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer_service.kernels import topk
+from indexer_service.kernels.topk import plan
 from tests.kernels import inputs, naive
 
 INF = math.inf
@@ -118,3 +119,32 @@ def test_a_wrong_argument_is_named_with_its_fix(name: str, arguments: dict[str, 
     good = {"scores": torch.zeros((3, 4)), "k": 2}
     with pytest.raises(ValueError, match=rf"^{name}: .* \(fix: .+\)$"):
         topk.select(**{**good, **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 132, 133, 5000])
+@pytest.mark.parametrize("longest", [1, 8192, 8193, 65_536, 1 << 20, 1 << 30])
+@pytest.mark.parametrize("k", [1, 2048, 4096, 10_000])
+def test_a_plan_fits_the_gpu_and_what_it_says_about_memory(rows: int, longest: int, k: int) -> None:
+    chosen = plan.choose(rows, longest, k, processors=132)
+    assert chosen.sizes in plan.CONFIGURATIONS
+    assert 1 <= chosen.splits <= plan.MOST_SPLITS
+    assert chosen.programs * chosen.splits <= max(132, min(2 * 132, rows))
+    assert chosen.programs == rows or chosen.splits == 1
+    if longest > chosen.sizes.small >= k:
+        needed = chosen.programs * chosen.splits * chosen.capacity * 8
+        assert min(longest, chosen.sizes.capacity) <= chosen.capacity <= chosen.sizes.capacity
+        for counted in (rows, 0):
+            assert needed <= plan.candidate_bytes(counted, longest, k)
+
+
+def test_no_plan_expects_more_candidates_than_it_has_registers_for() -> None:
+    for longest in (9000, 65_536, 1 << 18, 1 << 20):
+        for k in (512, 1024, 2048, 4096):
+            sizes = plan.choose(8, longest, k, processors=132).sizes
+            assert plan.most_candidates(longest, k, sizes) <= sizes.tile
+
+
+def test_short_rows_are_never_split() -> None:
+    for longest in (0, 4096, 8192):
+        assert plan.choose(1, longest, 2048, processors=132).splits == 1
+    assert plan.candidate_bytes(1, 8192, 2048) == 0

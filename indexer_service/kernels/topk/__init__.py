@@ -8,7 +8,11 @@ from indexer_service.kernels.dispatch import Operation
 
 __all__ = ["select"]
 
-_select = Operation("topk.select", reference="indexer_service.kernels.topk.reference:select")
+_select = Operation(
+    "topk.select",
+    reference="indexer_service.kernels.topk.reference:select",
+    triton="indexer_service.kernels.topk.launch:select",
+)
 
 
 def select(
@@ -33,7 +37,7 @@ def select(
             (None: from the first, to the last). Bounds outside the row are cut to it; an empty
             or reversed range gives only -1.
         out: int32 [rows, k] with contiguous rows, written whole.
-        impl: "auto" or "reference".
+        impl: "auto", "reference" or "triton".
 
     Returns:
         int32 [rows, k], relative to row_start, padded with -1 at the tail.

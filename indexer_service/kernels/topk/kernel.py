@@ -14,18 +14,14 @@ import triton.language as tl
 
 from indexer_service.kernels.topk.candidates import (
     GROUP,
-    filled_up,
-    guess_pivot,
-    keep_candidates,
-    load_candidates,
-    load_scores,
+    count_candidates,
+    find_candidates,
 )
 from indexer_service.kernels.topk.memory import select_from_memory
-from indexer_service.kernels.topk.tile import LOWEST, classify, keys_of, places, scatter
+from indexer_service.kernels.topk.selection import select_from_tile
 
 UNSPECIALISED = (
-    "given", "k", "width", "rows", "splits", "groups", "limit", "skew", "scores_stride",
-    "out_stride",
+    "given", "k", "width", "rows", "groups", "skew", "scores_stride", "out_stride",
 )  # fmt: skip
 """Numbers whose values must not make new kernels."""
 
@@ -47,95 +43,87 @@ CANDIDATES_IN_MEMORY = tl.constexpr(4)
 
 
 @triton.jit
-def _bounds(row, row_at, row_start, row_end, given, width, scores_stride):
-    """Where a row begins (negative: leave it alone), its length, what to add to its indices."""
+def _asked(row, row_at, row_start, row_end, given, width):
+    """What the arguments say about a row, or what stands for it where they do not."""
+    at = tl.load(row_at + row, mask=(given & ROW_AT) != 0, other=0)
+    start = tl.load(row_start + row, mask=(given & ROW_START) != 0, other=0)
     end = tl.load(row_end + row, mask=(given & ROW_END) != 0, other=width)
-    start = tl.load(row_at + row, mask=(given & ROW_AT) != 0, other=0)
-    shift = tl.full((), 0, tl.int32)
-    if (given & ROW_AT) == 0:
-        asked = tl.load(row_start + row, mask=(given & ROW_START) != 0, other=0)
-        begin = tl.minimum(tl.maximum(asked, 0), width)
-        end = tl.minimum(tl.maximum(end, 0), width) - begin
-        start = row.to(tl.int64) * scores_stride + begin
-        shift = begin - asked
-    return start, end, shift
+    return at, start, end
 
 
 @triton.jit
-def _select_from_tile(
-    source, base, first, end, whole, kept, counts, splits, capacity, k, shift, out,
-    N: tl.constexpr, WARPS: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
-    """Select in registers, from a row or from its candidates, N at most; returns how many."""
-    if source == ROW:
-        scores = load_scores(base, 0, first, end, whole, N)
-        index = tl.arange(0, N) - first
-    else:
-        scores, index = load_candidates(kept, counts, splits, capacity, N)
-    chosen, before = places(classify(keys_of(scores), k, 0, N, WARPS, PTX))
-    scatter(out + before, index + shift, chosen, PTX)
-    return tl.sum(chosen.to(tl.int32), 0)
+def _bounds(row, at, start, end, given, width, scores_stride):
+    """Where a row begins (negative: leave it alone), its length, what to add to its indices."""
+    shift = tl.full((), 0, tl.int32)
+    if (given & ROW_AT) == 0:
+        begin = tl.minimum(tl.maximum(start, 0), width)
+        end = tl.minimum(tl.maximum(end, 0), width) - begin
+        at = tl.cast(row, tl.int64) * scores_stride + begin
+        shift = begin - start
+    return at, tl.maximum(end, 0), shift
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=POINTERS)
 def topk_kernel(
     scores, row_at, row_start, row_end, arrived, enabled, out, candidates, counts, given, k, width,
-    rows, splits, groups, limit: tl.int64, skew, scores_stride: tl.int64, out_stride: tl.int64,
-    SMALL: tl.constexpr, BLOCK: tl.constexpr, SAMPLE: tl.constexpr, MOST_SPLITS: tl.constexpr,
-    WARPS: tl.constexpr, PTX: tl.constexpr, PDL: tl.constexpr,
+    rows, groups, skew, scores_stride: tl.int64, out_stride: tl.int64,
+    SMALL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, SAMPLE: tl.constexpr,
+    CAPACITY: tl.constexpr, MOST_SPLITS: tl.constexpr, WARPS: tl.constexpr, PTX: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Indices of the k largest scores of each row, ascending, -1 at the tail.
 
-    scores: fp32, `skew` elements after an address of 16 bytes, from where `limit` elements can be
-    read. given: which of the optional arguments there are.
+    scores: fp32, `skew` elements after an address of 16 bytes. given: which of the optional
+    arguments there are.
     With row_at (int64 [rows]) row r is scores[row_at[r], + row_end[r]); a negative row_at leaves
     the row alone. Without, it is columns [row_start[r], row_end[r]) of [0, width), at
     r * scores_stride, and indices count from row_start[r]. enabled: int32 [1], 0: do nothing.
-    arrived: int32 [rows], zero, and so again at the end. candidates: fp32 [programs, 2,
-    GROUP * groups], counts: int32 [programs]. Programs take the rows' splits in turns; if a row has more than
-    one, every program has one.
+    arrived: int32 [rows], zero, and so again at the end. Launched for (programs, splits): programs
+    take rows in turns, and there is one for each row unless there is one split.
+    candidates: fp32 [programs, splits, 2, GROUP * groups], counts: int32 [programs, splits].
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
-    on = tl.load(enabled, mask=(given & ENABLED) != 0, other=1) != 0
-    items = tl.where(on, rows * splits, 0)
     program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    split = tl.program_id(1)
+    splits = tl.num_programs(1)
+    on = tl.load(enabled, mask=(given & ENABLED) != 0, other=1) != 0
+    # Read side by side, and before anything is computed.
+    at, start, end = _asked(program, row_at, row_start, row_end, given, width)
     capacity = groups * GROUP
-    for item in range(program, items, tl.num_programs(0)):
-        row = item // splits
-        split = item % splits
-        start, length, shift = _bounds(row, row_at, row_start, row_end, given, width, scores_stride)
-        present = start >= 0
+    mine = candidates + program.to(tl.int64) * splits * (2 * capacity)
+    counts_here = counts + program * splits
+    for row in range(program, rows, programs):
+        origin, length, shift = _bounds(row, at, start, end, given, width, scores_stride)
+        present = on & (origin >= 0)
         # The row begins `first` scores after an address of 16 bytes: positions count from there.
-        start += skew
-        first = (start & 3).to(tl.int32)
-        aligned = start - first
-        base = tl.multiple_of(scores - skew, 16) + tl.multiple_of(aligned, 4)
-        length = tl.maximum(length, 0)
-        end = first + length
-        whole = (aligned >= skew) & (aligned + (end + 3) // 4 * 4 <= limit)
-        to = out + row.to(tl.int64) * out_stride
-        per_split = tl.maximum(tl.cdiv(tl.cdiv(end, BLOCK), splits), 1) * BLOCK
-        active = tl.cdiv(end, per_split)
-        kept = candidates + (program - split).to(tl.int64) * (2 * capacity)
-        kept_counts = counts + (program - split)
-
+        origin += skew
+        first = (origin & 3).to(tl.int32)
+        base = scores - skew + (origin - first)
+        last = first + length
+        to = out + tl.cast(row, tl.int64) * out_stride
         source = tl.full((), NOTHING, tl.int32)
-        entries = end
-        if present & (split == 0) & (end <= SMALL):
-            source = tl.full((), ROW, tl.int32)
-        if present & (split == 0) & (end > SMALL) & (k > capacity):
-            source = tl.full((), ROW_IN_MEMORY, tl.int32)
-        if present & (split < active) & (end > SMALL) & (k <= capacity):
-            at = split * per_split
-            until = tl.minimum(at + per_split, end)
-            head = load_scores(base, at, first, until, whole, BLOCK)
-            pivot = guess_pivot(base + first, length, k, SAMPLE, WARPS, PTX)
-            count = keep_candidates(
-                base, head, at, first, until, whole, pivot, kept + split * 2 * capacity, capacity,
-                BLOCK, PTX,
+        entries = last
+        active = tl.full((), 1, tl.int32)
+        per_split = last
+        if (last > SMALL) & (splits > 1):
+            per_split = tl.cdiv(tl.cdiv(last, BLOCK), splits) * BLOCK
+            active = tl.cdiv(last, per_split)
+        if present & (split == 0):
+            if last <= SMALL:
+                source = tl.full((), ROW, tl.int32)
+            elif k > capacity:
+                source = tl.full((), ROW_IN_MEMORY, tl.int32)
+        if present & (split < active) & (last > SMALL) & (k <= capacity):
+            begin = split * per_split
+            until = tl.minimum(begin + per_split, last)
+            kept = mine + split.to(tl.int64) * (2 * capacity)
+            count, all_kept = find_candidates(
+                base, begin, until, first, length, k, kept, groups, SAMPLE, BLOCK, WARPS, CAPACITY,
+                PTX,
             )  # fmt: skip
-            tl.store(kept_counts + split, count)
+            tl.store(counts_here + split, count)
             tl.debug_barrier()  # all threads' candidates, before one thread tells
             others = tl.full((), 0, tl.int32)
             if splits > 1:
@@ -143,44 +131,26 @@ def topk_kernel(
             if others == active - 1:
                 if splits > 1:
                     tl.store(arrived + row, 0)
-                s = tl.arange(0, MOST_SPLITS)
-                number = tl.load(kept_counts + s, mask=s < active, other=0)
-                entries = tl.sum(filled_up(number), 0)
-                enough = (tl.sum(number, 0) >= k) | (pivot == LOWEST)
-                if enough & (tl.max(number, 0) <= capacity):
-                    source = tl.where(entries <= SMALL, CANDIDATES, CANDIDATES_IN_MEMORY)
+                number, entries, most = count_candidates(counts_here, active, MOST_SPLITS, PTX)
+                enough = (number >= k) | all_kept
+                if enough & (most <= capacity):
+                    source = tl.where(entries <= TILE, CANDIDATES, CANDIDATES_IN_MEMORY)
                 else:
                     source = tl.full((), ROW_IN_MEMORY, tl.int32)
 
-        written = tl.full((), 0, tl.int32)
         if (source == ROW) | (source == CANDIDATES):
-            if entries <= SMALL // 4:
-                written = _select_from_tile(
-                    source, base, first, end, whole, kept, kept_counts, active, capacity, k,
-                    shift, to, SMALL // 4, WARPS, PTX,
-                )  # fmt: skip
-            elif entries <= SMALL // 2:
-                written = _select_from_tile(
-                    source, base, first, end, whole, kept, kept_counts, active, capacity, k,
-                    shift, to, SMALL // 2, WARPS, PTX,
-                )  # fmt: skip
-            else:
-                written = _select_from_tile(
-                    source, base, first, end, whole, kept, kept_counts, active, capacity, k,
-                    shift, to, SMALL, WARPS, PTX,
-                )  # fmt: skip
-        if source == CANDIDATES_IN_MEMORY:
-            written = select_from_memory(
-                kept, kept_counts, active, 0, capacity, k, shift, to, BLOCK // 2, True, PTX
-            )
-        if source == ROW_IN_MEMORY:
-            written = select_from_memory(
-                base + first, kept_counts, 1, length, capacity, k, shift, to, BLOCK // 2, False,
-                PTX,
+            listed = source == CANDIDATES
+            select_from_tile(
+                tl.where(listed, mine, base), tl.where(listed, 0, first), entries, k, shift, to,
+                counts_here, tl.where(listed, active, 0), capacity, TILE, WARPS, PTX,
             )  # fmt: skip
-        if source != NOTHING:
-            for at in range(written, k, 1024):
-                place = at + tl.arange(0, 1024)
-                tl.store(to + place, -1, mask=place < k)
+        if (source == ROW_IN_MEMORY) | (source == CANDIDATES_IN_MEMORY):
+            listed = source == CANDIDATES_IN_MEMORY
+            select_from_memory(
+                tl.where(listed, mine, base + first), counts_here, tl.where(listed, active, 1),
+                length, capacity, listed, k, shift, to, BLOCK // 4,
+            )  # fmt: skip
+        following = tl.minimum(row + programs, rows - 1)
+        at, start, end = _asked(following, row_at, row_start, row_end, given, width)
         # The next row's candidates go where this one's are still being read.
         tl.debug_barrier()

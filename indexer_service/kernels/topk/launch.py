@@ -6,7 +6,9 @@ from torch import Tensor
 from indexer_service.kernels.architecture import HOPPER, architecture, processors
 from indexer_service.kernels.topk import plan as planning
 from indexer_service.kernels.topk.kernel import ENABLED, ROW_AT, ROW_END, ROW_START, topk_kernel
-from indexer_service.kernels.topk.plan import Plan
+from indexer_service.kernels.topk.plan import Plan, candidate_bytes
+
+__all__ = ["candidate_bytes", "run", "select", "select_packed"]
 
 _VECTOR_BYTES = 16
 
@@ -28,7 +30,7 @@ def select(
     rows, width = scores.shape
     if not rows:
         return
-    plan = planning.choose(rows, width, processors=processors(scores.device))
+    plan = planning.choose(rows, width, k, processors=processors(scores.device))
     run(
         plan, scores, k, out, row_start=row_start, row_end=row_end, enabled=enabled,
         arrived=_zeros(rows, scores.device) if plan.splits > 1 else None, dependent=dependent,
@@ -62,17 +64,11 @@ def select_packed(
     """
     if not len(row_at):
         return
-    plan = planning.choose(len(row_at), longest, processors=processors(scores.device))
+    plan = planning.choose(len(row_at), longest, k, processors=processors(scores.device))
     run(
         plan, scores, k, out, row_at=row_at, row_end=row_end, arrived=arrived, enabled=enabled,
         dependent=dependent,
     )  # fmt: skip
-
-
-def candidate_bytes(rows: int, longest: int, device: torch.device) -> int:
-    """Memory that a call allocates besides its arguments."""
-    plan = planning.choose(max(rows, 1), longest, processors=processors(device))
-    return planning.candidate_bytes(plan)
 
 
 def run(
@@ -90,8 +86,9 @@ def run(
 ) -> None:
     """Launch the kernel as `plan` says; `arrived` may be missing if it says one split."""
     device = scores.device
-    candidates = torch.empty((plan.programs, 2, plan.capacity), dtype=torch.float32, device=device)
-    counts = torch.empty(plan.programs, dtype=torch.int32, device=device)
+    shape = (plan.programs, plan.splits, 2, plan.capacity)
+    candidates = torch.empty(shape, dtype=torch.float32, device=device)
+    counts = torch.empty((plan.programs, plan.splits), dtype=torch.int32, device=device)
     given = sum(
         bit.value
         for bit, tensor in (
@@ -99,21 +96,22 @@ def run(
         )
         if tensor is not None
     )  # fmt: skip
-    width, stride, elements = 0, 0, len(scores)
+    width, stride = 0, 0
     if row_at is None:
         width, stride = scores.shape[1], scores.stride(0)
-        elements = (len(scores) - 1) * stride + width
     skew = scores.data_ptr() % _VECTOR_BYTES // scores.element_size()
     hopper = device.type == "cuda" and architecture(device) >= HOPPER
     sizes = plan.sizes
-    topk_kernel[(plan.programs,)](
+    optional = (row_start, row_end, arrived, enabled)
+    topk_kernel[(plan.programs, plan.splits)](
         scores, candidates.view(torch.int64) if row_at is None else row_at,
-        *(counts if tensor is None else tensor for tensor in (row_start, row_end, arrived, enabled)),
-        out, candidates, counts, given, k, width, len(out), plan.splits, plan.groups,
-        skew + elements, skew, stride, out.stride(0),
-        SMALL=sizes.small, BLOCK=sizes.block, SAMPLE=sizes.sample,
-        MOST_SPLITS=planning.MOST_SPLITS, WARPS=sizes.warps, PTX=device.type == "cuda",
-        PDL=hopper, num_warps=sizes.warps, launch_pdl=hopper and dependent,
+        *(counts if tensor is None else tensor for tensor in optional),
+        out, candidates, counts, given, k, width, len(out), plan.groups,
+        skew, stride, out.stride(0),
+        SMALL=sizes.small, TILE=sizes.tile, BLOCK=sizes.block, SAMPLE=sizes.sample,
+        CAPACITY=sizes.capacity, MOST_SPLITS=planning.MOST_SPLITS, WARPS=sizes.warps,
+        PTX=device.type == "cuda", PDL=hopper, num_warps=sizes.warps, maxnreg=sizes.registers,
+        launch_pdl=hopper and dependent,
     )  # fmt: skip
 
 

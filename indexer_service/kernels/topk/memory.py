@@ -8,58 +8,50 @@ paths cannot do: pivots that the sample got wrong, many equal scores, k in the t
 import triton
 import triton.language as tl
 
-from indexer_service.kernels.topk.tile import NEVER, keys_of, places, scatter
+from indexer_service.kernels.topk.selection import fill
+from indexer_service.kernels.topk.tile import NEVER, keys_of, places
 
 NO_KEY = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
-def _piece(length, lengths, piece, LISTED: tl.constexpr):
-    return tl.load(lengths + piece) if LISTED else length
+def _length(length, lengths, piece, listed):
+    return tl.load(lengths + piece, mask=listed, other=length)
 
 
 @triton.jit
-def _block(source, piece, at, length, capacity, BLOCK: tl.constexpr, LISTED: tl.constexpr):
-    """Keys and indices of BLOCK entries from `at` on."""
+def _block(source, piece, at, length, capacity, listed, BLOCK: tl.constexpr):
+    """Keys of BLOCK entries from `at` on, and where their scores are."""
     entry = at + tl.arange(0, BLOCK)
-    inside = entry < length
-    if LISTED:
-        scores = source + tl.cast(piece, tl.int64) * (2 * capacity)
-        indices = (scores + capacity).to(tl.pointer_type(tl.int32))
-        keys = keys_of(tl.load(scores + entry, mask=inside, other=NEVER))
-        return keys, tl.load(indices + entry, mask=inside, other=0)
-    else:
-        return keys_of(tl.load(source + entry, mask=inside, other=NEVER)), entry
+    start = tl.where(listed, tl.cast(piece, tl.int64) * (2 * capacity), 0)
+    score = source + start + entry
+    return keys_of(tl.load(score, mask=entry < length, other=NEVER)), score, entry
 
 
 @triton.jit
-def _range(source, lengths, pieces, length, capacity, BLOCK: tl.constexpr, LISTED: tl.constexpr):
-    """Smallest and largest key of what may be chosen, and how many there are."""
+def _range(source, lengths, pieces, length, capacity, listed, BLOCK: tl.constexpr):
+    """Smallest and largest key of what may be chosen."""
     top = tl.zeros((BLOCK,), tl.uint32)
     bottom = tl.full((BLOCK,), NO_KEY, tl.uint32)
-    some = tl.zeros((BLOCK,), tl.int32)
     for piece in range(pieces):
-        size = _piece(length, lengths, piece, LISTED)
+        size = _length(length, lengths, piece, listed)
         for at in range(0, size, BLOCK):
-            keys, _ = _block(source, piece, at, size, capacity, BLOCK, LISTED)
+            keys, _, _ = _block(source, piece, at, size, capacity, listed, BLOCK)
             top = tl.maximum(top, keys)
             bottom = tl.minimum(bottom, tl.where(keys > 0, keys, NO_KEY).to(tl.uint32))
-            some += (keys > 0).to(tl.int32)
-    return tl.min(bottom, 0), tl.max(top, 0), tl.sum(some, 0)
+    return tl.min(bottom, 0), tl.max(top, 0)
 
 
 @triton.jit
-def _count(
-    source, lengths, pieces, length, capacity, low, bits, BLOCK: tl.constexpr, LISTED: tl.constexpr
-):
+def _count(source, lengths, pieces, length, capacity, listed, low, bits, BLOCK: tl.constexpr):
     """How many keys are >= low + (1, 2, 3) << bits."""
     one = tl.zeros((BLOCK,), tl.int32)
     two = tl.zeros((BLOCK,), tl.int32)
     three = tl.zeros((BLOCK,), tl.int32)
     for piece in range(pieces):
-        size = _piece(length, lengths, piece, LISTED)
+        size = _length(length, lengths, piece, listed)
         for at in range(0, size, BLOCK):
-            keys, _ = _block(source, piece, at, size, capacity, BLOCK, LISTED)
+            keys, _, _ = _block(source, piece, at, size, capacity, listed, BLOCK)
             digit = (tl.maximum(keys, low) - low) >> bits.to(tl.uint32)
             one += (digit >= 1).to(tl.int32)
             two += (digit >= 2).to(tl.int32)
@@ -68,49 +60,57 @@ def _count(
 
 
 @triton.jit
-def select_from_memory(
-    source, lengths, pieces, length, capacity, wanted, shift, out,
-    BLOCK: tl.constexpr, LISTED: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
-    """Write the `wanted` best indices, plus `shift`, to `out`; returns how many there were.
-
-    LISTED: `lengths[piece]` scores at source + piece * 2 * capacity, their indices `capacity`
-    further on. Otherwise it is one piece of `length` scores.
-    """
-    low, top, number = _range(source, lengths, pieces, length, capacity, BLOCK, LISTED)
-    # All that are >= low are chosen if there are no more than wanted.
-    exact = number <= wanted
-    # Otherwise the wanted-th largest key lies in [low, low + 4 << bits).
+def _threshold(source, lengths, pieces, length, capacity, listed, wanted, BLOCK: tl.constexpr):
+    """As `tile.threshold`; if all are wanted, the smallest key and at least as many as have it."""
+    low, top = _range(source, lengths, pieces, length, capacity, listed, BLOCK)
+    need = tl.full((), 0, tl.int32)
+    # The wanted-th largest key, or else the smallest, lies in [low, low + 4 << bits).
     bits = tl.full((), 0, tl.int32)
     while ((top - low) >> bits.to(tl.uint32)) > 3:
         bits += 2
-    unknown = (exact == 0) & (top > low)
+    unknown = True
     while unknown:
         one, two, three = _count(
-            source, lengths, pieces, length, capacity, low, bits, BLOCK, LISTED
+            source, lengths, pieces, length, capacity, listed, low, tl.maximum(bits, 0), BLOCK
         )
-        digit = (one >= wanted).to(tl.int32) + (two >= wanted).to(tl.int32)
-        digit += (three >= wanted).to(tl.int32)
-        exact = (one == wanted) | (two == wanted) | (three == wanted)
-        low += digit.to(tl.uint32) << bits.to(tl.uint32)
-        unknown = (exact == 0) & (bits > 0)
-        bits = tl.maximum(bits - 2, 0)
-    need = tl.full((), 0, tl.int32)
-    if exact == 0:
-        above, _, _ = _count(
-            source, lengths, pieces, length, capacity, low, tl.full((), 0, tl.int32), BLOCK, LISTED
-        )
-        need = wanted - above
+        if bits < 0:
+            need = wanted - one  # low is the key, and so many are above it
+            unknown = False
+        else:
+            digit = (one >= wanted).to(tl.int32) + (two >= wanted).to(tl.int32)
+            digit += (three >= wanted).to(tl.int32)
+            low += digit.to(tl.uint32) << bits.to(tl.uint32)
+            unknown = (one != wanted) & (two != wanted) & (three != wanted)
+        bits -= 2
+    return low, need
 
+
+@triton.jit
+def select_from_memory(
+    source, lengths, pieces, length, capacity, listed, k, shift, out, BLOCK: tl.constexpr
+):
+    """Write the indices of the k largest scores, plus `shift`, and -1 after them.
+
+    listed: there are `lengths[piece]` scores from source + piece * 2 * capacity on, their indices
+    `capacity` further on. Otherwise it is one piece of `length` scores.
+    """
+    low, need = _threshold(source, lengths, pieces, length, capacity, listed, k, BLOCK)
     written = tl.full((), 0, tl.int32)
+    tied_left = need
     for piece in range(pieces):
-        size = _piece(length, lengths, piece, LISTED)
+        size = _length(length, lengths, piece, listed)
         for at in range(0, size, BLOCK):
-            keys, index = _block(source, piece, at, size, capacity, BLOCK, LISTED)
-            tied = (keys == low) & (exact == 0)
-            verdict = tl.where(tied, 2, ((keys >= low) & (keys > 0)).to(tl.int32))
-            chosen, before = places(verdict | (need << 2))
-            scatter(out + written + before, index + shift, chosen, PTX)
-            written += tl.sum(chosen.to(tl.int32), 0)
-            need -= tl.minimum(tl.sum(tied.to(tl.int32), 0), need)
-    return written
+            keys, score, entry = _block(source, piece, at, size, capacity, listed, BLOCK)
+            inside = (entry < size) & listed
+            index = tl.load(score + capacity, mask=inside, other=0.0).to(tl.int32, bitcast=True)
+            index = tl.where(listed, index, entry)
+            # When no tie is wanted any more, the next key is the threshold.
+            used_up = (need > 0) & (tied_left == 0)
+            bound = tl.where(used_up, low + 1, low).to(tl.uint32)
+            chosen, before = places(keys, bound, tied_left)
+            tl.store(out + written + before, index + shift, mask=chosen)
+            tied = ((keys == low) & (need > 0)).to(tl.int32)
+            both = tl.sum(chosen.to(tl.int32) + (tied << 16), 0)
+            written += both & 0xFFFF
+            tied_left = tl.maximum(tied_left - (both >> 16), 0)
+    fill(out, written, k)

@@ -1,5 +1,6 @@
 """How rows are divided among programs, and which kernels exist. Needs no GPU and no Triton."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -8,13 +9,18 @@ class Sizes:
     """Constants of a compiled kernel: elements, but for `warps`."""
 
     warps: int
-    """Of a program."""
+    registers: int
+    """Of a program: its warps, and registers of a thread."""
     block: int
     """Scores of a long row that are streamed at a time."""
     sample: int
     """Scores of a long row that its pivot is guessed from."""
+    tile: int
+    """Candidates that are selected from in registers."""
     small: int = 8192
-    """So many are selected from in registers."""
+    """Rows of up to so many scores are all candidates."""
+    capacity: int = 8192
+    """Candidates that a split can keep."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +29,9 @@ class Plan:
 
     sizes: Sizes
     splits: int
-    """Programs that share a row; more than one only if all rows' programs start at once."""
+    """Programs that share a row."""
     programs: int
-    """Of the launch, which take the rows' splits in turns."""
+    """Of the launch, for each split: as many as rows, or fewer that take rows in turns."""
     groups: int
     """GROUP * groups candidates are what a split keeps; one with more has its row read again."""
 
@@ -34,9 +40,10 @@ class Plan:
         return GROUP * self.groups
 
 
-FEW_ROWS = Sizes(warps=8, block=4096, sample=4096)
-MANY_ROWS = Sizes(warps=8, block=4096, sample=2048)
-CONFIGURATIONS = (FEW_ROWS, MANY_ROWS)
+SHORT = Sizes(warps=8, registers=128, block=4096, sample=2048, tile=8192)
+"""Two programs have room on a multiprocessor."""
+LONG = Sizes(warps=16, registers=128, block=4096, sample=8192, tile=16384)
+CONFIGURATIONS = (SHORT, LONG)
 """Every kernel that `choose` can ask for."""
 
 MOST_SPLITS = 64
@@ -46,23 +53,37 @@ MOST_PROGRAMS = 512
 GROUP = 4
 """Candidates are laid out by so many: 16 bytes."""
 
-_CAPACITY = 8192
-_PROGRAMS_A_PROCESSOR = 3
+MARGIN = 4.5
+"""Standard deviations by which a pivot is lower than the k-th largest score's expected place."""
+
 _BYTES_PER_CANDIDATE = 8
 
 
-def choose(rows: int, longest: int, *, processors: int) -> Plan:
+def choose(rows: int, longest: int, k: int, *, processors: int) -> Plan:
     """The plan for so many rows, none longer than `longest`."""
-    groups = -(-min(_CAPACITY, longest) // GROUP) if longest > FEW_ROWS.small else 1
-    if rows >= 2 * processors:
-        programs = min(rows, _PROGRAMS_A_PROCESSOR * processors, MOST_PROGRAMS)
-        return Plan(MANY_ROWS, 1, programs, groups)
-    useful = max(1, -(-longest // FEW_ROWS.block))
+    sizes = SHORT if most_candidates(longest, k, SHORT) <= SHORT.tile else LONG
+    groups = -(-min(sizes.capacity, longest) // GROUP) if longest > sizes.small else 1
+    useful = -(-longest // sizes.block) if longest > sizes.small else 1
     splits = min(MOST_SPLITS, useful, max(1, processors // rows))
-    programs = min(rows * splits, MOST_PROGRAMS)
-    return Plan(FEW_ROWS, splits, programs, groups)
+    programs = rows if splits > 1 else min(rows, 2 * processors, MOST_PROGRAMS)
+    return Plan(sizes, splits, programs, groups)
 
 
-def candidate_bytes(plan: Plan) -> int:
-    """Memory that a call needs besides its arguments."""
-    return plan.programs * plan.capacity * _BYTES_PER_CANDIDATE
+def candidate_bytes(rows: int, longest: int, k: int) -> int:
+    """At most so much memory a call of so many rows needs besides its arguments.
+
+    rows: 0 for any number of them.
+    """
+    if longest <= LONG.small or k > LONG.capacity:
+        return 0
+    programs = MOST_PROGRAMS if rows == 0 else min(MOST_PROGRAMS, rows * MOST_SPLITS)
+    return programs * min(LONG.capacity, longest + GROUP) * _BYTES_PER_CANDIDATE
+
+
+def most_candidates(length: int, k: int, sizes: Sizes) -> float:
+    """Scores that most probably no more of reach the pivot of a row that long."""
+    if length <= sizes.small:
+        return 0
+    expected = k * sizes.sample / length
+    rank = expected + MARGIN * math.sqrt(expected)
+    return length / sizes.sample * (rank + MARGIN * math.sqrt(rank))

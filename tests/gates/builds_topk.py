@@ -1,0 +1,34 @@
+"""What is compiled of topk: every configuration, as each architecture runs it."""
+
+from indexer_service.kernels.topk import plan
+from indexer_service.kernels.topk.plan import Sizes
+from tests.gates.kernels import ARCHITECTURES, Build
+
+_POINTERS = dict(scores="*fp32", row_at="*i64", candidates="*fp32") | dict.fromkeys(
+    ("row_start", "row_end", "arrived", "enabled", "out", "counts"), "*i32"
+)
+_NUMBERS = dict.fromkeys(("given", "k", "width", "rows", "groups", "skew"), "i32")
+_STRIDES = dict.fromkeys(("scores_stride", "out_stride"), "i64")
+
+
+def _select(sizes: Sizes, architectures: tuple[int, ...]) -> Build:
+    return Build(
+        f"topk {sizes}", "indexer_service.kernels.topk.kernel:topk_kernel",
+        _POINTERS | _NUMBERS | _STRIDES,
+        dict(SMALL=sizes.small, TILE=sizes.tile, CAPACITY=sizes.capacity, BLOCK=sizes.block,
+             SAMPLE=sizes.sample,
+             MOST_SPLITS=plan.MOST_SPLITS, WARPS=sizes.warps, PTX=True,
+             PDL=architectures[0] >= 90),
+        dict(num_warps=sizes.warps, maxnreg=sizes.registers), architectures,
+        unaligned=("scores", "row_at", "row_start", "row_end", "arrived", "enabled", "out"),
+    )  # fmt: skip
+
+
+BUILDS = [
+    _select(sizes, group)
+    for group in (
+        tuple(arch for arch in ARCHITECTURES if arch < 90),
+        tuple(arch for arch in ARCHITECTURES if arch >= 90),
+    )
+    for sizes in plan.CONFIGURATIONS
+]
