@@ -7,7 +7,7 @@ import triton.language as tl
 
 from indexer_service.kernels import topk
 from indexer_service.kernels.topk import launch
-from indexer_service.kernels.topk.plan import FEW_ROWS, MOST_SPLITS, Plan
+from indexer_service.kernels.topk.plan import GROUP, MOST_SPLITS, SHORT, Plan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +32,7 @@ def hold(ended, nanoseconds):
 
 def select(scores: torch.Tensor) -> torch.Tensor:
     """6,400 blocks, of which even an idle GPU holds a few hundred."""
-    plan = Plan(FEW_ROWS, splits=MOST_SPLITS, programs=ROWS, groups=FEW_ROWS.capacity // 4)
+    plan = Plan(SHORT, splits=MOST_SPLITS, programs=ROWS, groups=SHORT.capacity // GROUP)
     out = torch.full((ROWS, K), 77, dtype=torch.int32, device="cuda")
     launch.run(plan, scores, K, out, arrived=torch.zeros(ROWS, dtype=torch.int32, device="cuda"))
     return out
