@@ -92,13 +92,16 @@ def _parts(arch: str) -> None:
 
 
 def _turns() -> None:
-    """Keys and queries decoded a few at a time."""
-    case, before = _case(16, 32), launching.WORKSPACE_BYTES
-    launching.WORKSPACE_BYTES = 70 * 32 * 2
-    try:
-        _same(_score(case, "80"), _expected(case))
-    finally:
-        launching.WORKSPACE_BYTES = before
+    """Keys and queries decoded a few at a time, within the bytes that were said."""
+    case, device = _case(16, 32), torch.device("cpu")
+    os.environ["DSA_INDEXER_FORCE_ARCH"] = "80"
+    shape = (len(BOUNDS), 16, 32, 150)
+    assert launching.decoded_bytes(*shape, device) == 2 * 32 * (150 + 16 * len(BOUNDS))
+    workspace = 2 * 2 * 32 * 70
+    assert launching.decoded_bytes(*shape, device, workspace) <= workspace
+    out = torch.full((len(BOUNDS), 150), 77.0)
+    launching.ragged(*case.tensors, out, workspace=workspace)
+    _same(out, _expected(case))
 
 
 def _nothing() -> None:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from indexer_service.kernels import mqa_logits
-from indexer_service.kernels.architecture import architecture
+from indexer_service.kernels.architecture import architecture, native_fp8
 from indexer_service.kernels.checks import E4M3
 from indexer_service.kernels.compilation import count_compilations
 from indexer_service.kernels.mqa_logits import ragged_plan
-from indexer_service.kernels.mqa_logits.ragged_launch import ragged
+from indexer_service.kernels.mqa_logits.ragged_launch import decoded_bytes, ragged
 from tests.data.recording import Recording
 from tests.kernels.inputs import Ragged
 
@@ -147,14 +147,16 @@ def test_twenty_runs_give_the_same_bits(form: str | None) -> None:
         assert torch.equal(score(given), first)
 
 
-def test_every_configuration_gives_the_same_bits(form: str | None) -> None:
-    for heads in (16, 64, 128):
-        given = case(301, 3000, heads)
-        expected = score(given)
-        for configuration in ragged_plan.configurations(architecture(DEVICE), heads, 128):
-            ours = torch.full_like(expected, POISON)
-            ragged(*given.tensors, ours, configuration=configuration)
-            assert torch.equal(ours, expected)
+@pytest.mark.parametrize("heads", [16, 20, 32, 64, 128])
+def test_every_configuration_gives_the_same_bits(form: str | None, heads: int) -> None:
+    given = case(301, 3000, heads)
+    expected = score(given)
+    arch = architecture(DEVICE)
+    others = ragged_plan.configurations(89, heads) if native_fp8(arch) else ()
+    for configuration in (*ragged_plan.configurations(arch, heads), *others):
+        ours = torch.full_like(expected, POISON)
+        ragged(*given.tensors, ours, configuration=configuration)
+        assert torch.equal(ours, expected), configuration
 
 
 def test_a_score_depends_on_nothing_else_in_the_batch(form: str | None) -> None:
@@ -174,10 +176,14 @@ def test_decoding_in_turns_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("DSA_INDEXER_FORCE_ARCH", "80")
     given = case(300, 1000)
     expected = score(given)
-    monkeypatch.setattr(
-        "indexer_service.kernels.mqa_logits.ragged_launch.WORKSPACE_BYTES", 333 * 128 * 2
-    )
-    assert torch.equal(score(given), expected)
+    for workspace in (1, 4 * 128 * 333):
+        ours = torch.full_like(expected, POISON)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        ragged(*given.tensors, ours, workspace=workspace)
+        taken = torch.cuda.max_memory_allocated() - before
+        assert torch.equal(ours, expected)
+        assert taken <= decoded_bytes(300, 64, 128, 1000, DEVICE, workspace) + 1024
 
 
 def test_after_one_call_of_a_kind_nothing_compiles_and_graphs_replay(form: str | None) -> None:

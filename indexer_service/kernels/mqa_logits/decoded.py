@@ -1,6 +1,5 @@
 """e4m3 queries or keys as fp16, once for all that they will be multiplied with."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,15 +25,17 @@ def decode_kernel(
     tl.store(out + at, value, mask=inside)
 
 
-def decode_codes(codes: Tensor, enabled: Tensor | None) -> Tensor:
-    """uint8, contiguous, aligned to 16 bytes and whole 16 of them -> fp16 of the same shape.
+def decode_codes(codes: Tensor, room: Tensor, enabled: Tensor | None) -> Tensor:
+    """fp16 of the same shape, in the first rows of `room`.
 
-    enabled: int32 [1]; with 0 in it nothing is decoded.
+    Args:
+        codes: uint8 [n, ...], contiguous, aligned to 16 bytes, each of n whole 16 of them.
+        room: fp16 [n or more, ...], contiguous.
+        enabled: int32 [1]; with 0 in it nothing is decoded.
     """
-    out = torch.empty(codes.shape, dtype=torch.float16, device=codes.device)
     vectors = codes.numel() // _VECTOR
     decode_kernel[(-(-vectors // _VECTORS),)](
-        codes, out, enabled, vectors, BLOCK=_VECTORS, VECTOR=_VECTOR,
+        codes, room, enabled, vectors, BLOCK=_VECTORS, VECTOR=_VECTOR,
         PACKED=codes.device.type == "cuda", num_warps=4,
     )  # fmt: skip
-    return out
+    return room[: len(codes)]

@@ -103,7 +103,10 @@ def _sum_heads(products, weight, ROWS: gl.constexpr, HEADS: gl.constexpr, WARPS:
     terms = gl.maximum(products, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight[None, :]
     terms = gl.permute(gl.reshape(terms, [KEYS, ROWS, HEADS // 8, 4, 2]), (0, 1, 3, 2, 4))
     parts = gl.sum(gl.reshape(terms, [KEYS, ROWS, 4, HEADS // 4]), 3)
-    return gl.sum(gl.convert_layout(parts, _whole(ROWS, WARPS)), 2)
+    WHOLE: gl.constexpr = _whole(ROWS, WARPS)
+    parts = gl.reshape(gl.convert_layout(parts, WHOLE), [KEYS, ROWS, 2, 2])
+    total = gl.sum(gl.sum(parts, 2), 2)
+    return gl.convert_layout(total, gl.SliceLayout(2, WHOLE), assert_trivial=True)
 
 
 @gluon.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=UNALIGNED)

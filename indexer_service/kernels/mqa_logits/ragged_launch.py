@@ -1,5 +1,6 @@
 """`mqa_logits.ragged` in Triton: from checked arguments to launched kernels."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from indexer_service.kernels.mqa_logits.decoded import decode_codes
 from indexer_service.kernels.mqa_logits.ragged_plan import Configuration
 from indexer_service.kernels.mqa_logits.ragged_tile import ragged_kernel
 
-WORKSPACE_BYTES = 32 << 20
-"""Decoded keys kept at a time below SM89, and as many bytes of queries; more go in turns."""
+DEFAULT_WORKSPACE = 64 << 20
+_FEWEST_KEYS = 64
+"""Decoded at a time, however small the workspace."""
 
 _FEWEST_HEADS, _SMALLEST_DIM = 16, 32
 _VECTOR_BYTES = 16
@@ -31,6 +33,7 @@ def ragged(
     *,
     fill: bool = True,
     enabled: Tensor | None = None,
+    workspace: int | None = None,
     configuration: Configuration | None = None,
 ) -> None:
     """See `mqa_logits.ragged`; arguments are checked, q and k are uint8.
@@ -38,6 +41,7 @@ def ragged(
     Args:
         fill: write -inf outside a row's bounds; without, nothing is written there.
         enabled: int32 [1] on the GPU; with 0 in it nothing is computed and nothing written.
+        workspace: bytes for what is decoded below SM89 (default 64 MiB); see `decoded_bytes`.
         configuration: one of `ragged_plan.configurations` for the architecture.
     """
     if not out.numel():
@@ -46,19 +50,60 @@ def ragged(
     chosen = configuration or planning.chosen(arch, q.shape[1], q.shape[2], len(k))
     q, k, weights = _padded(q, k, weights)
     k_scale, row_start, row_end = (x.contiguous() for x in (k_scale, row_start, row_end))
-    if native_fp8(arch):
-        rows = (weights, row_start, row_end, out)
-        _launch(chosen, q.view(E4M3), k.view(E4M3), 0, k_scale, *rows, fill, enabled)
-        return
-    _, heads, dim = q.shape
-    turn = max(1, WORKSPACE_BYTES // (2 * dim))
-    for begin in range(0, len(k), turn):
-        decoded = decode_codes(k[begin : begin + turn], enabled)
-        for first in range(0, len(q), max(1, turn // heads)):
-            some = slice(first, first + max(1, turn // heads))
-            rows = (weights[some], row_start[some], row_end[some], out[some])
-            q_rows = decode_codes(q[some], enabled)
-            _launch(chosen, q_rows, decoded, begin, k_scale, *rows, fill, enabled)
+    rows = (weights, row_start, row_end, out)
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        if native_fp8(arch):
+            _launch(chosen, q.view(E4M3), k.view(E4M3), 0, k_scale, *rows, fill, enabled)
+        else:
+            _decode_and_launch(chosen, q, k, k_scale, *rows, fill, enabled, workspace)
+
+
+def _decode_and_launch(
+    chosen: Configuration,
+    q: Tensor,
+    k: Tensor,
+    k_scale: Tensor,
+    weights: Tensor,
+    row_start: Tensor,
+    row_end: Tensor,
+    out: Tensor,
+    fill: bool,
+    enabled: Tensor | None,
+    workspace: int | None,
+) -> None:
+    """In turns of so many keys and rows as may be decoded at a time."""
+    rows, heads, dim = q.shape
+    key_turn, row_turn = _turns(rows, heads, dim, len(k), workspace)
+    q_room = q.new_empty((row_turn, heads, dim), dtype=torch.float16)
+    k_room = k.new_empty((key_turn, dim), dtype=torch.float16)
+    for begin in range(0, len(k), key_turn):
+        keys = decode_codes(k[begin : begin + key_turn], k_room, enabled)
+        for first in range(0, rows, row_turn):
+            some = slice(first, first + row_turn)
+            _launch(
+                chosen, decode_codes(q[some], q_room, enabled), keys, begin, k_scale,
+                weights[some], row_start[some], row_end[some], out[some], fill, enabled,
+            )  # fmt: skip
+
+
+def decoded_bytes(
+    rows: int, heads: int, dim: int, keys: int, device: torch.device, workspace: int | None = None
+) -> int:
+    """Bytes that `ragged` takes for decoded codes, none from SM89 on; at most the workspace.
+
+    (Or what one row and 64 keys need, where that is more.)
+    """
+    if native_fp8(architecture(device)):
+        return 0
+    heads, dim = _padded_sizes(heads, dim)
+    key_turn, row_turn = _turns(rows, heads, dim, keys, workspace)
+    return 2 * dim * (key_turn + row_turn * heads)
+
+
+def _turns(rows: int, heads: int, dim: int, keys: int, workspace: int | None) -> tuple[int, int]:
+    """Keys and rows that are decoded at a time, each in half of the workspace."""
+    vectors = (DEFAULT_WORKSPACE if workspace is None else workspace) // (4 * dim)
+    return min(max(vectors, _FEWEST_KEYS), keys), min(max(vectors // heads, 1), rows)
 
 
 def _launch(
@@ -101,17 +146,23 @@ def _launch(
 
 def _padded(q: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Contiguous and aligned, heads and dimension powers of two; what is added scores 0."""
-    _, heads, dim = q.shape
-    more_heads = max(_FEWEST_HEADS, 1 << (heads - 1).bit_length()) - heads
-    more_dim = max(_SMALLEST_DIM, 1 << (dim - 1).bit_length()) - dim
-    if (heads + more_heads) * (dim + more_dim) > planning.LARGEST_ROW:
+    heads, dim = _padded_sizes(*q.shape[1:])
+    if heads * dim > planning.LARGEST_ROW:
         fix = f"heads times D at most {planning.LARGEST_ROW}, or impl='reference'"
-        raise fault("q", f"{heads} heads of {dim} are too many", fix)
+        raise fault("q", f"shape {list(q.shape)} is too large a row", fix)
+    more_heads, more_dim = heads - q.shape[1], dim - q.shape[2]
     if more_heads or more_dim:
         q = pad(q, (0, more_dim, 0, more_heads))
         k = pad(k, (0, more_dim))
         weights = pad(weights, (0, more_heads))
     return _aligned(q), _aligned(k), _aligned(weights)
+
+
+def _padded_sizes(heads: int, dim: int) -> tuple[int, int]:
+    return (
+        max(_FEWEST_HEADS, 1 << (heads - 1).bit_length()),
+        max(_SMALLEST_DIM, 1 << (dim - 1).bit_length()),
+    )
 
 
 def _aligned(tensor: Tensor) -> Tensor:
