@@ -4,11 +4,20 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from threading import Lock
 from typing import Any
 
 import torch
 
 _MOST_THREADS = 8
+
+_lock = Lock()
+_counts: list[list[str]] = []
+"""The counts under way, of any thread: Triton has one hook, which the first of them puts in place
+and the last one takes away, in whatever order they end.
+"""
+_before: Any = None
+"""The hook that was there before ours."""
 
 
 def make_together(calls: Sequence[Callable[[], object]], device: torch.device) -> None:
@@ -33,7 +42,7 @@ def count_compilations() -> Iterator[list[str]]:
     """The names of kernels that Triton compiles, or loads from its cache on disk, inside.
 
     A kernel comes once for each specialisation. Either holds up a launch. All threads of the
-    process are counted, and counts may be nested. Without Triton there are none.
+    process are counted, and counts may overlap. Without Triton there are none.
 
         with count_compilations() as compiled:
             ...
@@ -45,14 +54,33 @@ def count_compilations() -> Iterator[list[str]]:
     except ImportError:
         yield names
         return
-    before = knobs.runtime.jit_post_compile_hook
-
-    def hook(**told: Any) -> Any:
-        names.append(told["fn"].name)
-        return before(**told) if before else None
-
-    knobs.runtime.jit_post_compile_hook = hook
+    _begin(names, knobs.runtime)
     try:
         yield names
     finally:
-        knobs.runtime.jit_post_compile_hook = before
+        _end(names, knobs.runtime)
+
+
+def _begin(names: list[str], runtime: Any) -> None:
+    global _before
+    with _lock:
+        if not _counts:
+            _before = runtime.jit_post_compile_hook
+            runtime.jit_post_compile_hook = _count
+        _counts.append(names)
+
+
+def _end(names: list[str], runtime: Any) -> None:
+    with _lock:
+        # (Lists that hold the same names are equal.)
+        _counts[:] = [others for others in _counts if others is not names]
+        if not _counts:
+            runtime.jit_post_compile_hook = _before
+
+
+def _count(**told: Any) -> Any:
+    with _lock:
+        for names in _counts:
+            names.append(told["fn"].name)
+        before = _before
+    return before(**told) if before else None
