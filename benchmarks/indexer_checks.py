@@ -11,16 +11,21 @@ TOLERANCE = 5e-4
 
 
 def sampled(rows: int) -> list[int]:
-    """Row numbers that are compared with float64: the first, the last and two between."""
+    """Numbers that are compared with float64: the first, the last and two between."""
     return sorted({0, rows // 3, 2 * rows // 3, rows - 1})
 
 
-def exact_paged(inputs: Decode, rows: list[int], call: int = 0) -> Tensor:
-    """float64 scores, rounded once, of these rows: fp32 [len(rows), context]."""
-    q, k_cache, weights, lengths, table = inputs.arguments(call)
+def rows_of(requests: list[int], next_n: int) -> list[int]:
+    """The rows of these requests."""
+    return [request * next_n + row for request in requests for row in range(next_n)]
+
+
+def exact_paged(inputs: Decode, requests: list[int]) -> Tensor:
+    """float64 scores, rounded once, of these requests' rows: fp32 [rows, context]."""
+    q, k_cache, weights, lengths, table = inputs.arguments(0)
     return mqa_logits.paged(
-        q[rows], k_cache, weights[rows], lengths[rows], table[rows], inputs.context,
-        impl="reference",
+        q[requests], k_cache, weights[rows_of(requests, inputs.next_n)], lengths[requests],
+        table[requests], inputs.context, impl="reference",
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from indexer_checks import (
     TOLERANCE,
     exact_paged,
     overlap,
+    rows_of,
     same_sets,
     sampled,
     score_error,
@@ -30,21 +31,21 @@ def calls_for(batch: int, context: int) -> int:
 
 
 def whole_and_parts(
-    heads: int, batch: int, context: int, k: int, pool: Pool, rate: float, impl: str
+    heads: int, batch: int, next_n: int, context: int, k: int, pool: Pool, rate: float, impl: str
 ) -> dict[str, Any]:
     """One of the shapes: ours in both forms, the peers' logits, top-k and both in one graph."""
-    inputs = Decode(heads, batch, context, context, calls_for(batch, context), pool)
+    inputs = Decode(heads, batch, context, context, calls_for(batch, context), pool, next_n)
     row = Row(
-        {"H": heads, "B": batch, "context": context, "k": k, "calls": inputs.calls},
+        {"H": heads, "B": batch, "next_n": next_n, "context": context, "k": k},
         inputs.calls,
         inputs.refresh,
         inputs.rewind,
     )
-    rows = sampled(batch)
-    exact = exact_paged(inputs, rows)
+    rows = rows_of(sampled(batch), next_n)
+    exact = exact_paged(inputs, sampled(batch))
     expected = selection(exact, k)
-    scores = normal(batch, context)  # until logits are written there
-    chosen = torch.empty((batch, k), dtype=torch.int32, device=DEVICE)
+    scores = normal(inputs.rows, context)  # until logits are written there
+    chosen = torch.empty((inputs.rows, k), dtype=torch.int32, device=DEVICE)
 
     def logits(call: int) -> Tensor:
         return mqa_logits.paged(*inputs.arguments(call), context, out=scores, impl=impl)
@@ -95,7 +96,7 @@ def _packed(inputs: Decode) -> tuple[Call, Tensor]:
     from indexer_service.kernels.mqa_logits.packed import PADDING, PackedScores, padded
     from indexer_service.kernels.mqa_logits.paged_launch import paged_packed
 
-    rows, room = inputs.batch, inputs.batch * padded(inputs.context) + PADDING
+    rows, room = inputs.rows, inputs.rows * padded(inputs.context) + PADDING
     packed = PackedScores(
         scores=torch.zeros(room, device=DEVICE),
         row_at=torch.empty(rows, dtype=torch.int64, device=DEVICE),
@@ -116,11 +117,12 @@ def _peers(
     scores: Tensor,
     impl: str,
 ) -> None:
-    lengths, context = inputs.seq_lens, inputs.context
+    lengths, context = inputs.row_lengths, inputs.context
 
     def right_logits(call: Call) -> None:
         seen: Tensor = call(0)  # type: ignore[assignment]
-        row.checks["DeepGEMM: error"] = score_error(seen[rows, :context], exact)
+        seen = seen[rows, :context].masked_fill(exact == -torch.inf, -torch.inf)
+        row.checks["DeepGEMM: error"] = score_error(seen, exact)
 
     def schedule() -> Call:
         metadata = peers.paged_metadata(inputs)
@@ -137,10 +139,10 @@ def _peers(
 
         row.peer(chain, lambda make=make: _chain(inputs, make(lengths, k, context)), right_chain)
     row.peer("torch.topk", lambda: _alone(peers.torch_topk(lengths, k, context), scores))
-    chosen = torch.empty((inputs.batch, k), dtype=torch.int32, device=DEVICE)
+    chosen = torch.empty((inputs.rows, k), dtype=torch.int32, device=DEVICE)
 
     def ours(scores: Tensor) -> Tensor:
-        return topk.select(scores, k, row_end=lengths, out=chosen, impl=impl)
+        return topk.select(scores, k, row_end=lengths.flatten(), out=chosen, impl=impl)
 
     row.peer("DeepGEMM + our top-k", lambda: _chain(inputs, ours))
 
@@ -189,6 +191,8 @@ def captured_for(
             step = inputs[room]
             row.peer(
                 f"DeepGEMM + {name}, {label}",
-                lambda step=step, make=make, room=room: _chain(step, make(step.seq_lens, k, room)),
+                lambda step=step, make=make, room=room: _chain(
+                    step, make(step.row_lengths, k, room)
+                ),
             )
     return row.done()

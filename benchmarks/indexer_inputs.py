@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from indexer_service.kernels.architecture import FORCE_ARCH
+from indexer_service.kernels.lengths import row_lengths
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAGE, DIM = 64, 128
@@ -93,7 +94,8 @@ class Decode:
     """One decode step's arguments of `calls` layers; `refresh` gives every layer other pages.
 
     Attributes:
-        q: uint8 [B, 1, H, DIM]; weights: fp32 [B, H]; seq_lens: int32 [B], all `context`.
+        q: uint8 [B, next_n, H, DIM]; weights: fp32 [B*next_n, H]; seq_lens: int32 [B], all
+            `context`. row_lengths: int32 [B, next_n], what that says of the rows.
         tables: int32 [calls, B, n]: a table has room for `max_context` tokens.
     """
 
@@ -103,11 +105,14 @@ class Decode:
     max_context: int
     calls: int
     pool: Pool
+    next_n: int = 1
 
     def __post_init__(self) -> None:
-        self.q = codes(self.batch, 1, self.heads, DIM)
-        self.weights = normal(self.batch, self.heads)
+        self.rows = self.batch * self.next_n
+        self.q = codes(self.batch, self.next_n, self.heads, DIM)
+        self.weights = normal(self.rows, self.heads)
         self.seq_lens = torch.full((self.batch,), self.context, dtype=torch.int32, device=DEVICE)
+        self.row_lengths = row_lengths(self.seq_lens, self.next_n).contiguous()
         used, room = -(-self.context // PAGE), -(-self.max_context // PAGE)
         shape = (self.calls, self.batch, room)
         self.tables = torch.zeros(shape, dtype=torch.int32, device=DEVICE)

@@ -34,19 +34,25 @@ from indexer_service.kernels.geometry import Geometry
 from indexer_service.kernels.warm_up import warm_up
 
 MARK = "indexer_kernels"
-SECTIONS = ("decode", "captured", "scores", "topk", "select", "insert", "gather")
+SECTIONS = ("decode", "captured", "scores", "topk", "select", "insert", "gather", "drafts")
 PACKAGES = ("dsa-indexer", "torch", "triton", "vllm", "deep_gemm")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. Shapes begin with the heads where heads matter."""
+    """What is measured. Shapes begin with the heads where heads matter.
+
+    Attributes:
+        decode, drafts: heads, requests, next_n and context.
+        captured: heads, requests, context, and the longest that was agreed.
+    """
 
     k: int
     warm: list[Geometry]
     pool_pages: int
     copied: int
-    decode: list[tuple[int, int, int]]
+    decode: list[tuple[int, int, int, int]]
+    drafts: list[tuple[int, int, int, int]]
     captured: list[tuple[int, int, int, int]]
     scores: list[tuple[int, int, int]]
     topk: list[tuple[int, int]]
@@ -60,17 +66,20 @@ K4, K16, K64, K128, K256, M1 = 1 << 12, 1 << 14, 1 << 16, 1 << 17, 1 << 18, 1 <<
 FULL = Plan(
     k=2048,
     warm=[
-        Geometry(heads=heads, max_context=M1, max_decode_rows=64, max_prefill_rows=K4)
+        Geometry(
+            heads=heads, max_context=M1, max_decode_rows=64, max_prefill_rows=K4, next_n=(1, 2)
+        )
         for heads in (64, 32)
     ],
     pool_pages=1 << 17,
     copied=1 << 29,
     decode=[
-        (64, 1, K4), (64, 1, K64), (64, 8, K64), (64, 32, K64), (64, 64, K64), (64, 1, K128),
-        (64, 1, M1), (64, 64, K4), (32, 64, K64),
+        (64, 1, 1, K4), (64, 1, 1, K64), (64, 8, 1, K64), (64, 32, 1, K64), (64, 64, 1, K64),
+        (64, 1, 1, K128), (64, 1, 1, M1), (64, 64, 1, K4), (32, 64, 1, K64),
         # For the figures.
-        (64, 1, K16), (64, 1, K256), (64, 64, K16), (64, 64, K128),
+        (64, 1, 1, K16), (64, 1, 1, K256), (64, 64, 1, K16), (64, 64, 1, K128),
     ],
+    drafts=[(64, 32, 2, K64)],
     captured=[(64, 1, K4, M1), (64, 64, K4, M1)],
     scores=[(64, K4, K4), (64, K4, K64), (64, 2048, K128), (32, K4, K64)],
     topk=[(K4, K64), (2048, K128)],
@@ -83,7 +92,8 @@ QUICK = Plan(
     warm=FULL.warm[:1],
     pool_pages=1 << 16,
     copied=1 << 29,
-    decode=[(64, 1, K4), (64, 1, K64), (64, 64, K64)],
+    decode=[(64, 1, 1, K4), (64, 1, 1, K64), (64, 64, 1, K64)],
+    drafts=[(64, 32, 2, K64)],
     captured=[(64, 1, K4, M1)],
     scores=[(64, K4, K64)],
     topk=[(K4, K64)],
@@ -96,7 +106,8 @@ DRY = Plan(
     warm=[Geometry(heads=4, max_context=128, max_decode_rows=2, max_prefill_rows=4, k=16)],
     pool_pages=32,
     copied=1 << 12,
-    decode=[(4, 1, 64), (4, 1, 128), (4, 1, 192), (4, 2, 64)],
+    decode=[(4, 1, 1, 64), (4, 1, 1, 128), (4, 1, 1, 192)],
+    drafts=[(4, 2, 2, 64)],
     captured=[(4, 1, 64, 256)],
     scores=[(4, 8, 64)],
     topk=[(8, 64)],
@@ -117,6 +128,7 @@ def sections(plan: Plan, impl: str, rate: float) -> dict[str, list[partial[dict[
         "select": [partial(select_of, *s, k, impl) for s in plan.select],
         "insert": [partial(insert_of, s, pool, rate, impl) for s in plan.insert],
         "gather": [partial(gather_of, *s, pool, rate, impl) for s in plan.gather],
+        "drafts": [partial(whole_and_parts, *s, k, pool, rate, impl) for s in plan.drafts],
     }
 
 

@@ -45,7 +45,7 @@ def _vllm_operations() -> Any:
 
 def paged_metadata(inputs: Decode) -> Callable[[], Tensor]:
     """DeepGEMM's schedule, which vLLM makes once a step for all layers."""
-    module, lengths = deep_gemm(), inputs.seq_lens.unsqueeze(1)
+    module, lengths = deep_gemm(), inputs.row_lengths
     return lambda: module.get_paged_mqa_logits_metadata(lengths, PAGE, module.get_num_sms())
 
 
@@ -53,7 +53,7 @@ def paged_logits(inputs: Decode) -> Logits:
     """DeepGEMM's paged logits; what lies past a row's length is left unwritten."""
     module, schedule = deep_gemm(), paged_metadata(inputs)()
     q = inputs.q.view(torch.float8_e4m3fn)
-    k_cache, lengths = inputs.k_cache.unsqueeze(2), inputs.seq_lens.unsqueeze(1)
+    k_cache, lengths = inputs.k_cache.unsqueeze(2), inputs.row_lengths
     return lambda call: module.fp8_paged_mqa_logits(
         q, k_cache, inputs.weights, lengths, inputs.tables[call], schedule, inputs.max_context,
         False,
@@ -75,12 +75,12 @@ def _decode_output(rows: int, k: int) -> tuple[Tensor, Tensor]:
 
 def cooperative(lengths: Tensor, k: int, longest: int) -> TopK:
     operation = _vllm_operations().cooperative_topk
-    if len(lengths) > COOPERATIVE_ROWS:
+    if lengths.numel() > COOPERATIVE_ROWS:
         raise ImportError(f"takes at most {COOPERATIVE_ROWS} rows")
-    indices, workspace = _decode_output(len(lengths), k)
+    indices, workspace = _decode_output(lengths.numel(), k)
 
     def select(scores: Tensor) -> Tensor:
-        operation(scores, lengths.unsqueeze(1), indices, workspace, k, longest)
+        operation(scores, lengths, indices, workspace, k, longest)
         return indices
 
     return select
@@ -88,10 +88,10 @@ def cooperative(lengths: Tensor, k: int, longest: int) -> TopK:
 
 def persistent(lengths: Tensor, k: int, longest: int) -> TopK:
     operation = _vllm_operations().persistent_topk
-    indices, workspace = _decode_output(len(lengths), k)
+    indices, workspace = _decode_output(lengths.numel(), k)
 
     def select(scores: Tensor) -> Tensor:
-        operation(scores, lengths.unsqueeze(1), indices, workspace, k, scores.shape[1])
+        operation(scores, lengths, indices, workspace, k, scores.shape[1])
         return indices
 
     return select
@@ -99,11 +99,11 @@ def persistent(lengths: Tensor, k: int, longest: int) -> TopK:
 
 def per_row_decode(lengths: Tensor, k: int, longest: int) -> TopK:
     operation = _vllm_operations().top_k_per_row_decode
-    indices, _ = _decode_output(len(lengths), k)
+    indices, _ = _decode_output(lengths.numel(), k)
 
     def select(scores: Tensor) -> Tensor:
         rows, strides = len(scores), scores.stride()
-        operation(scores, 1, lengths.unsqueeze(1), indices, rows, *strides, k)
+        operation(scores, lengths.shape[1], lengths, indices, rows, *strides, k)
         return indices
 
     return select
@@ -130,7 +130,7 @@ DECODE_TOPK: dict[str, Callable[[Tensor, int, int], TopK]] = {
     "persistent": persistent,
     "per row": per_row_decode,
 }
-"""vLLM's. Each takes the rows' lengths, k and the longest length."""
+"""vLLM's. Each takes the rows' lengths [B, next_n], k and the longest length."""
 
 
 def insert(k: Tensor, slots: Tensor, k_cache: Tensor) -> Callable[[int], None]:

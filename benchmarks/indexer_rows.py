@@ -132,6 +132,11 @@ def best(row: dict[str, Any], names: Iterable[str]) -> str | None:
     return min((name for name in names if name in times), key=times.__getitem__, default=None)
 
 
+def decode_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of one row a request, then those of several."""
+    return [*results.get("decode", ()), *results.get("drafts", ())]
+
+
 def in_one_graph(row: dict[str, Any]) -> float | None:
     """µs of DeepGEMM's logits and the best of vLLM's top-k, captured together."""
     name = best(row, CHAINS)

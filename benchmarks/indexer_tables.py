@@ -7,7 +7,7 @@ from typing import Any
 
 from documents import markdown_table, origin
 from indexer_aims import aims
-from indexer_rows import CHAINS, TOPK, best, in_one_graph, medians, summed
+from indexer_rows import CHAINS, TOPK, best, decode_rows, in_one_graph, medians, summed
 
 Rows = Sequence[dict[str, Any]]
 
@@ -30,12 +30,15 @@ def section(record: dict[str, Any], path: Path, figures: Sequence[Path]) -> str:
         "gather": (_gather,),
     }
     for name, make in tables.items():
-        if results.get(name):
-            parts += [table(results[name]) for table in make]
+        rows = decode_rows(results) if name == "decode" else results.get(name)
+        if rows:
+            parts += [table(rows) for table in make]
             if name == "decode":
                 parts += [
                     f"![{each.stem.replace('_', ' ')}](figures/{each.name})" for each in figures
                 ]
+    if results["failed"]:
+        parts.append(f"Not measured: {'; '.join(results['failed'])}.")
     if results.get("warm-up"):
         warmed = [
             f"{each['what'].removeprefix('warm-up, ')}: {each['kernels']} kernels, "
@@ -50,7 +53,7 @@ def _spread(results: dict[str, Any]) -> str:
     """How far the rounds of ours lay apart."""
     ours = [
         (most - least) / middle * 100
-        for row in results.get("decode", ())
+        for row in decode_rows(results)
         for name, (middle, least, most) in row["µs"].items()
         if name.startswith("select")
     ]
@@ -64,9 +67,9 @@ def _spread(results: dict[str, Any]) -> str:
 
 def _decode(rows: Rows) -> str:
     head = (
-        "H", "B", "context", "ours, fp8", "ours, SM80 form", "DeepGEMM + best top-k, one graph",
-        "the two alone, summed", "fp8 / graph", "fp8 / sum", "SM80 / graph", "SM80 / sum",
-        "byte floor", "fp8 / floor",
+        "H", "B", "next_n", "context", "ours, fp8", "ours, SM80 form",
+        "DeepGEMM + best top-k, one graph", "the two alone, summed", "fp8 / graph", "fp8 / sum",
+        "SM80 / graph", "SM80 / sum", "byte floor", "fp8 / floor",
     )  # fmt: skip
     cells = []
     for row in rows:
@@ -74,7 +77,7 @@ def _decode(rows: Rows) -> str:
         name, both, apart = best(row, CHAINS), in_one_graph(row), summed(row)
         fp8, sm80 = times.get("select fp8"), times.get("select sm80")
         cells.append([
-            row["H"], row["B"], _thousands(row["context"]), _bold(fp8), _time(sm80),
+            row["H"], row["B"], row["next_n"], _thousands(row["context"]), _bold(fp8), _time(sm80),
             f"{both:.1f} ({name.removeprefix('DeepGEMM + ')})" if name and both else "",
             _time(apart), _ratio(fp8, both), _ratio(fp8, apart), _ratio(sm80, both),
             _ratio(sm80, apart), _time(floor), _ratio(fp8, floor),
@@ -97,9 +100,15 @@ PARTS = {
 
 
 def _decode_parts(rows: Rows) -> str:
-    head = ("H", "B", "context", *PARTS)
+    head = ("H", "B", "next_n", "context", *PARTS)
     cells = [
-        [row["H"], row["B"], _thousands(row["context"]), *_times(row, tuple(PARTS.values()))]
+        [
+            row["H"],
+            row["B"],
+            row["next_n"],
+            _thousands(row["context"]),
+            *_times(row, tuple(PARTS.values())),
+        ]
         for row in rows
     ]
     return (
