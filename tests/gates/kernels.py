@@ -30,6 +30,8 @@ _RUNS = (
     "tests.gates.runs_ragged_logits",
     "tests.gates.runs_paged_logits",
     "tests.gates.runs_topk",
+    "tests.gates.runs_indexer",
+    "tests.gates.runs_peer_faults",
 )
 
 NOT_INTERPRETED: dict[str, str] = dict.fromkeys(
@@ -68,6 +70,11 @@ class Run:
     name: str
     check: Callable[[], None]
     """Calls the operation and asserts that the answer is right."""
+
+
+def modules() -> set[str]:
+    """The names of the modules that `builds` and `runs` read."""
+    return {*_BUILDS, *_RUNS}
 
 
 def builds() -> Iterator[Build]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gates.kernels import modules
 from tests.gates.written import kernels, without_a_gate
 
 SOURCE = """
@@ -65,3 +66,13 @@ def test_a_gate_of_a_kernel_that_is_gone_is_named(written: dict[str, str]) -> No
     everything = set(written)
     (line,) = without_a_gate(written, everything | {"a:gone_kernel"}, everything, {})
     assert line == "a:gone_kernel is not in the source"
+
+
+def test_every_module_of_builds_and_runs_is_read() -> None:
+    here = Path(__file__).parent
+    there = {
+        f"tests.gates.{path.stem}"
+        for kind in ("builds", "runs")
+        for path in here.glob(f"{kind}_*.py")
+    }
+    assert there == modules()
