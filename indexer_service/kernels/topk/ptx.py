@@ -2,9 +2,10 @@
 
 Triton has no atomics on shared memory, does not let a program number its elements in order without
 sorting them through shared memory first, and turns every scalar result into a reduction over the
-program. Together that costs more than selecting. So finding a long row's candidates, counting
-them and selecting from a tile are written in PTX, each beside the Triton code that says the same
-(`candidates.py`, `selection.py`) and that the interpreter runs.
+program. Together that costs more than selecting. So three device functions are written in PTX,
+each beside the Triton code that says the same and that the interpreter runs:
+`candidates.find_candidates` (the pivot with the stream past it), `candidates.count_candidates`
+(the count of candidates) and `selection.select_from_tile` (the selection from a tile).
 
 Each is executed once by every thread, takes and returns scalars, and may synchronise the program.
 """

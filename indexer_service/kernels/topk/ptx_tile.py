@@ -1,7 +1,8 @@
-"""PTX of `tile.select_from_row` and `tile.select_from_candidates`: see there."""
+"""PTX of `selection.select_from_tile` and, in `tally`, `candidates.count_candidates`: see there."""
 
 import triton
 
+from indexer_service.kernels.topk import plan
 from indexer_service.kernels.topk.ptx import (
     NO_SCORE,
     THREAD,
@@ -12,8 +13,6 @@ from indexer_service.kernels.topk.ptx import (
     scan_lanes,
 )
 from indexer_service.kernels.topk.ptx_search import search, search_storage
-
-_MOST_LISTS = 64
 
 _KEPT = 4
 """Vectors of which a thread keeps the indices too; of more, it reads the chosen ones again."""
@@ -40,7 +39,7 @@ def select(most_scores: int, warps: int) -> str:
         search_storage(),
         THREAD,
         [
-            f".shared .align 16 .b32 begins[{_MOST_LISTS}];",
+            f".shared .align 16 .b32 begins[{plan.MOST_SPLITS}];",
             f".shared .align 16 .b32 table[{max(64, most * warps)}];",
             ".reg .b64 address;",
             f".reg .b32 key<{4 * most}>, index<{4 * _KEPT}>, place<{most}>;",
