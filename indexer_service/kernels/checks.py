@@ -29,21 +29,29 @@ def expect(
     Raises:
         ValueError: naming `name`, what it has and what it should have.
     """
-    allowed = [dtypes] if isinstance(dtypes, torch.dtype) else list(dtypes)
+    # Runs before every launch: nothing is put together for a message unless something is wrong.
     if not isinstance(tensor, Tensor):
         raise fault(name, f"{type(tensor).__name__} is not a tensor", f"give a tensor {layout}")
-    wanted = "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
-    if tensor.dim() != len(shape) or any(
-        size is not None and size != have for size, have in zip(shape, tensor.shape, strict=True)
-    ):
-        meant = f"{layout} = {wanted}"
+    if not _fits(tensor.shape, shape):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        meant = f"{layout} = [{wanted}]"
         raise fault(name, f"shape {list(tensor.shape)} is not {meant}", f"give {layout}")
+    allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes
     if tensor.dtype not in allowed:
         names = " or ".join(str(dtype) for dtype in allowed)
         raise fault(name, f"dtype {tensor.dtype} is not {names}", "convert or view it first")
     if device is not None and tensor.device != device:
         raise fault(name, f"on {tensor.device}, the first tensor on {device}", "use one device")
     return tensor
+
+
+def _fits(have: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    if len(have) != len(wanted):
+        return False
+    for size, other in zip(have, wanted, strict=True):
+        if other is not None and size != other:
+            return False
+    return True
 
 
 def expect_rows(
