@@ -1,6 +1,7 @@
 """Which GPU's kernels run. Needs no GPU and no Triton."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -45,3 +46,10 @@ def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the current one: launched from another, a kernel would go to a wrong stream."""
+    if device.type == "cuda" and device.index is not None:
+        return torch.cuda.device(device)
+    return nullcontext()

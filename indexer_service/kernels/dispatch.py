@@ -9,12 +9,13 @@ None.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from typing import Any
 
 import torch
 
+from indexer_service.kernels.architecture import on
 from indexer_service.kernels.checks import fault
 
 Implementation = Callable[..., Any]
@@ -50,15 +51,20 @@ class Operation:
             ValueError: `impl` is neither "auto" nor one of this operation's implementations, or
                 it does not support the call.
         """
+        function = _load(self._paths[self.chosen(impl, device, *arguments)])
+        return _on(device, function)
+
+    def chosen(self, impl: str, device: torch.device, *arguments: Any) -> str:
+        """The name of the implementation that `implementation` gives, which see."""
         if impl == AUTO:
-            return _load(self._paths[self._preferred(device, arguments)])
+            return self._preferred(device, arguments)
         if impl not in self._paths:
             choices = ", ".join([AUTO, *self._paths])
             raise fault("impl", f"{impl!r} does not implement {self.name}", f"one of: {choices}")
         why = self._unsupported(impl, arguments)
         if why:
             raise fault("impl", f"{impl!r} does not support this call: {why}", f"give {AUTO!r}")
-        return _load(self._paths[impl])
+        return impl
 
     def _preferred(self, device: torch.device, arguments: tuple[Any, ...]) -> str:
         for name in PREFERENCE:
@@ -72,6 +78,18 @@ class Operation:
     def _unsupported(self, name: str, arguments: tuple[Any, ...]) -> str | None:
         check = _load_check(self._paths[name])
         return check(*arguments) if check else None
+
+
+def _on(device: torch.device, function: Implementation) -> Implementation:
+    if device.index is None:
+        return function
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        with on(device):
+            return function(*arguments, **named)
+
+    return run
 
 
 @cache

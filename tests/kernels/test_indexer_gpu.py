@@ -1,5 +1,7 @@
 """The fused indexer on a GPU: windows, captured graphs, repeats; the selection is never another."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor
@@ -59,6 +61,52 @@ def test_ragged_rows_in_blocks_select_the_same_bits(
     )  # fmt: skip
     ours = indexer.select_ragged(*tensors, K, workspace=workspace, impl="triton")
     assert torch.equal(ours.cpu(), right)
+
+
+def test_bounds_that_are_not_contiguous(form: str | None) -> None:
+    case = inputs.ragged([(row % 7, 300 + 57 * row) for row in range(40)], 3000, heads=HEADS)
+    q, k, k_scale, weights, start, end = (tensor.cuda() for tensor in case.tensors)
+    start, end = (torch.stack([bound, bound * 0], 1)[:, 0] for bound in (start, end))
+    ours = indexer.select_ragged(q, k, k_scale, weights, start, end, K, impl="triton")
+    right = indexer.select_ragged(
+        q, k, k_scale, weights, start.contiguous(), end.contiguous(), K, impl="triton"
+    )
+    assert torch.equal(ours, right)
+
+
+@pytest.mark.parametrize("workspace", [1 << 20, 32 << 20, 256 << 20])
+def test_temporaries_stay_within_the_workspace(workspace: int, form: str | None) -> None:
+    paged_case = paged([150_000, 90_000] + [20_000] * 6)
+    ragged_case = inputs.ragged([(0, 60_000)] * 64, 60_000, heads=HEADS, dim=DIM)
+    ragged_tensors = [tensor.cuda() for tensor in ragged_case.tensors]
+    for select, tensors, rows in (
+        (indexer.select_paged, paged_case, 8),
+        (indexer.select_ragged, ragged_tensors, 64),
+    ):
+        out = torch.empty((rows, K), dtype=torch.int32, device="cuda")
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        select(*tensors, K, out=out, workspace=workspace, impl="triton")
+        taken = torch.cuda.max_memory_allocated() - before
+        assert taken <= workspace + (64 << 10), select.__name__  # the allocator rounds up
+
+
+def test_two_threads_on_streams_of_their_own(form: str | None) -> None:
+    cases = [paged([9000 + 1000 * i] * 3, seed=i) for i in range(2)]
+    right = [expected(tensors, 10_000) for tensors in cases]
+    torch.cuda.synchronize()
+
+    def repeat(which: int) -> int:
+        wrong = 0
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(30):
+                ours = indexer.select_paged(*cases[which], K, impl="triton")
+                wrong += not torch.equal(ours, right[which])
+        return wrong
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(repeat, range(2))) == [0, 0]
 
 
 def test_twenty_runs_are_equal_to_the_bit(form: str | None) -> None:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from indexer_service.kernels import mqa_logits
+from indexer_service.kernels.architecture import on
 from indexer_service.kernels.checks import expect, expect_rows, positive
-from indexer_service.kernels.dispatch import AUTO, TRITON
+from indexer_service.kernels.dispatch import TRITON
 from indexer_service.kernels.indexer import composed
 
 __all__ = ["select_paged", "select_ragged"]
@@ -36,14 +37,16 @@ def select_paged(
     """The k best keys of each row in a paged cache; `topk.select` says which and in what order.
 
     Args:
-        q, k_cache, weights, seq_lens, block_table: as `mqa_logits.paged` takes them.
+        q, k_cache, weights, seq_lens, block_table: as `mqa_logits.paged` takes them. Nobody may
+            write lengths or table before the call is done: copy them first (`checked_inputs`) if
+            somebody could.
         k: how many keys a row; may be more than it has.
         out: int32 [B*next_n, k] with contiguous rows, every element of it written.
         workspace: bytes that the temporaries of one window may take together (default 256 MiB).
             A budget below one page of keys for one request works with that. The reference's own
             tile (1 MiB) comes on top.
         enabled: int32 [1] on the tensors' device; with 0 in it nothing is computed and nothing
-            written into `out`.
+            written into `out`. It must not change before the call is done.
         impl: "auto", "triton", "reference", or what else `mqa_logits.paged` takes.
         on_stage: called with "logits" after each window's scores and with "topk" after its
             selection, in the caller's thread. What it raises abandons the selection and
@@ -59,9 +62,10 @@ def select_paged(
     mqa_logits.check_paged(q, k_cache, weights, seq_lens, block_table)
     out = _check_output(out, len(weights), k, q.device)
     _check_options(workspace, enabled, q.device)
-    _selects(impl, q.device).select_paged(
-        q, k_cache, weights, seq_lens, block_table, k, out, workspace, enabled, on_stage, impl=impl
-    )
+    impl = mqa_logits.paged_implementation(impl, q, k_cache)
+    tensors = (q, k_cache, weights, seq_lens, block_table)
+    with on(q.device):
+        _selects(impl).select_paged(*tensors, k, out, workspace, enabled, on_stage, impl=impl)
     return out
 
 
@@ -97,18 +101,28 @@ def select_ragged(
     mqa_logits.check_ragged(q, k, k_scale, weights, row_start, row_end)
     out = _check_output(out, len(q), topk, q.device, name="topk")
     _check_options(workspace, enabled, q.device)
-    _selects(impl, q.device).select_ragged(
-        q, k, k_scale, weights, row_start, row_end, topk, out, workspace, enabled, on_stage,
-        impl=impl,
-    )  # fmt: skip
+    impl = mqa_logits.ragged_implementation(impl, q)
+    arguments = (
+        q,
+        k,
+        k_scale,
+        weights,
+        row_start,
+        row_end,
+        topk,
+        out,
+        workspace,
+        enabled,
+        on_stage,
+    )
+    with on(q.device):
+        _selects(impl).select_ragged(*arguments, impl=impl)
     return out
 
 
-def _selects(impl: str, device: torch.device) -> ModuleType:
-    """Where Triton computes both, its kernels work together; else each is what `impl` says."""
-    if impl == TRITON or (impl == AUTO and device.type == "cuda"):
-        return import_module("indexer_service.kernels.indexer.fused")
-    return composed
+def _selects(impl: str) -> ModuleType:
+    """Where Triton computes both, its kernels work together; else one follows the other."""
+    return import_module(f"{__name__}.fused") if impl == TRITON else composed
 
 
 def _check_output(

@@ -1,14 +1,22 @@
 """Scores in windows of bounded memory, each then selected from: any logits with any top-k."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from indexer_service.kernels import mqa_logits
+from indexer_service.kernels import mqa_logits, topk
+from indexer_service.kernels.architecture import processors
 from indexer_service.kernels.dispatch import AUTO, REFERENCE, TRITON
-from indexer_service.kernels.indexer.windows import merge_windows, plan_windows
+from indexer_service.kernels.indexer.windows import (
+    BytesBeside,
+    merge_windows,
+    plan_windows,
+    reference_bytes,
+)
 from indexer_service.kernels.lengths import row_lengths
+from indexer_service.kernels.topk.plan import candidate_bytes
 
 OnStage = Callable[[str], None] | None
 
@@ -34,14 +42,15 @@ def select_paged(
     impl: str,
 ) -> None:
     """See `indexer.select_paged`; arguments are already checked."""
-    kept = _kept_if_disabled(enabled, out)
-    if kept is out:
+    answer = _private(enabled, out)
+    if answer is None:
         return
     batch, next_n = q.shape[:2]
     page = k_cache.shape[1]
     lengths = row_lengths(seq_lens, next_n)
     width = _longest(lengths, block_table.shape[1] * page)
-    plan = plan_windows(batch, next_n, width, k, workspace, step=page)
+    beside = _bytes_beside(impl, q.device, k)
+    plan = plan_windows(batch, next_n, width, k, workspace, step=page, beside=beside)
 
     for first in range(0, batch, plan.units):
         requests = slice(first, min(first + plan.units, batch))
@@ -63,8 +72,8 @@ def select_paged(
             )  # fmt: skip
 
         keys = (0, _longest(block_lengths, width))
-        merge_windows(score, keys, plan.keys, k, out[rows], impl=_top_k(impl), on_stage=on_stage)
-    _restore(kept, enabled, out)
+        merge_windows(score, keys, plan.keys, k, answer[rows], impl=_top_k(impl), on_stage=on_stage)
+    _hand_over(answer, enabled, out)
 
 
 def select_ragged(
@@ -83,10 +92,11 @@ def select_ragged(
     impl: str,
 ) -> None:
     """See `indexer.select_ragged`; arguments are already checked."""
-    kept = _kept_if_disabled(enabled, out)
-    if kept is out:
+    answer = _private(enabled, out)
+    if answer is None:
         return
-    plan = plan_windows(len(q), 1, len(k), topk, workspace, step=_SMALLEST_WINDOW)
+    beside = _bytes_beside(impl, q.device, topk)
+    plan = plan_windows(len(q), 1, len(k), topk, workspace, step=_SMALLEST_WINDOW, beside=beside)
     for first in range(0, len(q), plan.units):
         rows = slice(first, min(first + plan.units, len(q)))
         start, end = row_start[rows], row_end[rows]
@@ -105,32 +115,40 @@ def select_ragged(
                 out=scores, impl=impl,
             )  # fmt: skip
 
-        chosen = out[rows]
+        chosen = answer[rows]
         keys = _key_range(start, end, len(k))
         merge_windows(score, keys, plan.keys, topk, chosen, impl=_top_k(impl), on_stage=on_stage)
         chosen -= torch.where(chosen >= 0, start.unsqueeze(1), 0)
-    _restore(kept, enabled, out)
+    _hand_over(answer, enabled, out)
 
 
 def _top_k(impl: str) -> str:
     return impl if impl in _BOTH else AUTO
 
 
-def _kept_if_disabled(enabled: Tensor | None, out: Tensor) -> Tensor | None:
-    """What `out` must hold if `enabled` is 0: `out` itself where the host can tell that it is.
+def _bytes_beside(impl: str, device: torch.device, k: int) -> BytesBeside:
+    """What top-k will take besides the scores."""
+    if topk.implementation(_top_k(impl), device) != TRITON:
+        return reference_bytes
+    return partial(candidate_bytes, k=k, processors=processors(device))
 
-    On a GPU the host cannot without waiting for it: there the answer is computed and thrown away.
+
+def _private(enabled: Tensor | None, out: Tensor) -> Tensor | None:
+    """Where the answer goes while it is made; None if it is not wanted.
+
+    The host reads `enabled` on a CPU only: on a GPU it would have to wait for it. There the answer
+    is made out of sight, since somebody may use what `out` holds.
     """
     if enabled is None:
-        return None
+        return out
     if enabled.device.type != "cpu":
-        return out.clone()
-    return None if int(enabled) else out
+        return torch.empty_like(out, memory_format=torch.contiguous_format)
+    return out if int(enabled) else None
 
 
-def _restore(kept: Tensor | None, enabled: Tensor | None, out: Tensor) -> None:
-    if kept is not None and enabled is not None:
-        out.copy_(torch.where(enabled != 0, out, kept))
+def _hand_over(answer: Tensor, enabled: Tensor | None, out: Tensor) -> None:
+    if answer is not out and enabled is not None:
+        torch.where(enabled != 0, answer, out, out=out)
 
 
 def _longest(lengths: Tensor, limit: int) -> int:

@@ -9,14 +9,15 @@ launches that return at once.
 import torch
 from torch import Tensor
 
-from indexer_service.kernels.dispatch import TRITON
+from indexer_service.kernels.architecture import processors
 from indexer_service.kernels.indexer import composed
 from indexer_service.kernels.indexer.composed import OnStage
 from indexer_service.kernels.indexer.windows import DEFAULT_WORKSPACE
 from indexer_service.kernels.mqa_logits.packed import PADDING, PackedScores, padded, windows
 from indexer_service.kernels.mqa_logits.paged_launch import paged_packed
 from indexer_service.kernels.mqa_logits.ragged_launch import ragged
-from indexer_service.kernels.topk.launch import candidate_bytes, select, select_packed
+from indexer_service.kernels.topk.launch import select, select_packed
+from indexer_service.kernels.topk.plan import candidate_bytes
 
 _BYTES_PER_SCORE = 4
 _BYTES_PER_ROW = 16
@@ -37,15 +38,15 @@ def select_paged(
     *,
     impl: str,
 ) -> None:
-    """See `indexer.select_paged`; arguments are already checked, and `impl` means Triton."""
+    """See `indexer.select_paged`; arguments are already checked, `impl` is Triton."""
     batch, next_n = q.shape[:2]
     limit = block_table.shape[1] * k_cache.shape[1]
     request = next_n * padded(limit)
-    room = _scores_that_fit(workspace, batch * next_n, limit, k)
+    room = _scores_that_fit(workspace, batch * next_n, limit, k, q.device)
     if not limit or not batch or (batch > 1 and room < 2 * request) or room < request:
         composed.select_paged(
             q, k_cache, weights, seq_lens, block_table, k, out, workspace, enabled, on_stage,
-            impl=TRITON,
+            impl=impl,
         )  # fmt: skip
         return
     room = min(room, batch * request + PADDING)
@@ -65,7 +66,7 @@ def select_paged(
             on_stage("logits")
         select_packed(
             packed.scores, packed.row_at, packed.row_end, packed.arrived, k, out,
-            longest=limit, enabled=enabled, dependent=True,
+            longest=limit, enabled=enabled,
         )  # fmt: skip
         if on_stage:
             on_stage("topk")
@@ -86,14 +87,14 @@ def select_ragged(
     *,
     impl: str,
 ) -> None:
-    """See `indexer.select_ragged`; arguments are already checked, and `impl` means Triton."""
+    """See `indexer.select_ragged`; arguments are already checked, `impl` is Triton."""
     rows, keys = len(q), len(k)
     width = padded(keys)
-    at_once = _scores_that_fit(workspace, rows, keys, topk) // max(width, 1)
+    at_once = _scores_that_fit(workspace, rows, keys, topk, q.device) // max(width, 1)
     if not rows or not keys or not at_once:
         composed.select_ragged(
             q, k, k_scale, weights, row_start, row_end, topk, out, workspace, enabled, on_stage,
-            impl=TRITON,
+            impl=impl,
         )  # fmt: skip
         return
     # Few large blocks: the keys are read again for each, and top-k streams at the memory's rate.
@@ -110,13 +111,15 @@ def select_ragged(
         )  # fmt: skip
         if on_stage:
             on_stage("logits")
-        select(block, topk, start, end, out[some], enabled=enabled, dependent=True)
+        select(block, topk, start, end, out[some], enabled=enabled)
         if on_stage:
             on_stage("topk")
 
 
-def _scores_that_fit(workspace: int | None, rows: int, longest: int, k: int) -> int:
+def _scores_that_fit(
+    workspace: int | None, rows: int, longest: int, k: int, device: torch.device
+) -> int:
     """Scores for which the workspace has room beside what top-k needs for so many rows."""
     budget = DEFAULT_WORKSPACE if workspace is None else workspace
-    beside = rows * _BYTES_PER_ROW + candidate_bytes(rows, longest, k)
-    return max(0, budget - beside) // _BYTES_PER_SCORE
+    candidates = candidate_bytes(rows, longest, k, processors=processors(device))
+    return max(0, budget - rows * _BYTES_PER_ROW - candidates) // _BYTES_PER_SCORE

@@ -12,10 +12,17 @@ from indexer_service.kernels.checks import positive
 DEFAULT_WORKSPACE = 256 << 20
 """Bytes of temporaries where the caller names no budget."""
 
-_BYTES_PER_SCORE = 16
-"""The score itself (4), topk's masked copy (4), its running count (4) and four masks (1 each)."""
+_BYTES_PER_SCORE = 4
 _BYTES_PER_CANDIDATE = 64
 """Scores, indices and positions of what is kept, 32 and 64 bit, of this window and the last."""
+
+BytesBeside = Callable[[int, int], int]
+"""Memory that top-k takes for so many rows of so many columns, besides the scores."""
+
+
+def reference_bytes(rows: int, columns: int) -> int:
+    """Of the reference: its masked copy (4), its running count (4) and four masks (1 each)."""
+    return 12 * rows * columns
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,14 @@ class Windows:
 
 
 def plan_windows(
-    units: int, rows_per_unit: int, width: int, k: int, workspace: int | None, *, step: int
+    units: int,
+    rows_per_unit: int,
+    width: int,
+    k: int,
+    workspace: int | None,
+    *,
+    step: int,
+    beside: BytesBeside = reference_bytes,
 ) -> Windows:
     """Cuts by rows first (each key is then read once a block of rows), by keys if one is too big.
 
@@ -36,17 +50,24 @@ def plan_windows(
         width: keys of the longest row; k: candidates kept a row.
         workspace: bytes that the temporaries of one window may take together (None: 256 MiB).
         step: a window is a multiple of so many keys, and at least that, whatever the budget.
+        beside: what top-k takes.
 
     Raises:
         ValueError: workspace < 1.
     """
     workspace = DEFAULT_WORKSPACE if workspace is None else positive("workspace", workspace)
-    candidates = k * (_BYTES_PER_CANDIDATE + _BYTES_PER_SCORE)
-    unit_bytes = rows_per_unit * (width * _BYTES_PER_SCORE + candidates)
-    if unit_bytes <= workspace:
-        return Windows(units=max(1, min(units, workspace // unit_bytes)), keys=max(width, 1))
-    keys = (workspace // rows_per_unit - candidates) // _BYTES_PER_SCORE
-    return Windows(units=1, keys=max(keys // step, 1) * step)
+
+    def fits(units: int, keys: int) -> bool:
+        rows, columns = units * rows_per_unit, keys + k
+        own = rows * (columns * _BYTES_PER_SCORE + k * _BYTES_PER_CANDIDATE)
+        return own + beside(rows, columns) <= workspace
+
+    units, keys = max(units, 1), max(width, 1)
+    while units > 1 and not fits(units, keys):
+        units = -(-units // 2)
+    while keys > step and not fits(units, keys):
+        keys = max(-(-keys // 2) // step, 1) * step
+    return Windows(units, keys)
 
 
 def merge_windows(

@@ -12,7 +12,7 @@ from indexer_service.kernels.checks import e4m3_bytes, expect, expect_rows, faul
 from indexer_service.kernels.dispatch import Operation
 from indexer_service.kernels.k_cache.layout import check_k_cache
 
-__all__ = ["paged", "ragged"]
+__all__ = ["paged", "paged_implementation", "ragged", "ragged_implementation"]
 
 _HERE = "indexer_service.kernels.mqa_logits"
 _paged = Operation(
@@ -112,6 +112,16 @@ def ragged(
     score = _ragged.implementation(impl, q.device, q)
     score(q.view(torch.uint8), k.view(torch.uint8), k_scale, weights, row_start, row_end, out)
     return out
+
+
+def paged_implementation(impl: str, q: Tensor, k_cache: Tensor) -> str:
+    """The name of what `paged` runs for this `impl` and checked arguments."""
+    return _paged.chosen(impl, q.device, q, k_cache)
+
+
+def ragged_implementation(impl: str, q: Tensor) -> str:
+    """The name of what `ragged` runs for this `impl` and checked arguments."""
+    return _ragged.chosen(impl, q.device, q)
 
 
 def check_paged(

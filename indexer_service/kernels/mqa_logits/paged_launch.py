@@ -26,6 +26,16 @@ _VECTOR_BYTES = 16
 """The widest load."""
 
 
+def paged_unsupported(q: Tensor, k_cache: Tensor) -> str | None:
+    """Why `paged` and `paged_packed` cannot take these arguments, or None."""
+    dim = q.shape[3]
+    if dim < 64 or dim & (dim - 1):
+        return f"D = {dim} is not a power of two from 64 up"
+    if k_cache.data_ptr() % SCALE_BYTES or k_cache.stride(0) % SCALE_BYTES:
+        return f"the pages do not lie at multiples of {SCALE_BYTES} bytes"
+    return None
+
+
 def paged(
     q: Tensor,
     k_cache: Tensor,
@@ -109,10 +119,6 @@ def _launch(
     layout: of packed rows; empty for rows that lie scores.stride(0) apart.
     """
     batch, next_n, heads, dim = q.shape
-    if dim < 64 or dim & (dim - 1):
-        raise fault("q", f"D = {dim} is not a power of two from 64 up", 'use impl="reference"')
-    if k_cache.data_ptr() % SCALE_BYTES or k_cache.stride(0) % SCALE_BYTES:
-        raise fault("k_cache", "has scales that are not aligned", "align pages to 4 bytes")
     arch = architecture(q.device)
     columns = paged_plan.columns(heads, next_n)
     if configuration is None:

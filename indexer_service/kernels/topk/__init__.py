@@ -6,7 +6,7 @@ from torch import Tensor
 from indexer_service.kernels.checks import expect, expect_rows, positive
 from indexer_service.kernels.dispatch import Operation
 
-__all__ = ["select"]
+__all__ = ["implementation", "select"]
 
 _select = Operation(
     "topk.select",
@@ -57,3 +57,12 @@ def select(
     expect_rows("out", out, "[rows, k]", (rows, k), torch.int32, device)
     _select.implementation(impl, device)(scores, k, row_start, row_end, out)
     return out
+
+
+def implementation(impl: str, device: torch.device) -> str:
+    """The name of what `select` runs for this `impl`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return _select.chosen(impl, device)

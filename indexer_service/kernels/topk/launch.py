@@ -6,9 +6,7 @@ from torch import Tensor
 from indexer_service.kernels.architecture import HOPPER, architecture, processors
 from indexer_service.kernels.topk import plan as planning
 from indexer_service.kernels.topk.kernel import ENABLED, ROW_AT, ROW_END, ROW_START, topk_kernel
-from indexer_service.kernels.topk.plan import Plan, candidate_bytes
-
-__all__ = ["candidate_bytes", "run", "select", "select_packed"]
+from indexer_service.kernels.topk.plan import Plan
 
 _VECTOR_BYTES = 16
 
@@ -21,19 +19,21 @@ def select(
     out: Tensor,
     *,
     enabled: Tensor | None = None,
-    dependent: bool = False,
 ) -> None:
     """See `topk.select`; arguments are already checked.
 
-    enabled, dependent: as for `select_packed`.
+    enabled: as for `select_packed`.
     """
     rows, width = scores.shape
     if not rows:
         return
+    row_start, row_end = (
+        None if bound is None else bound.contiguous() for bound in (row_start, row_end)
+    )
     plan = planning.choose(rows, width, k, processors=processors(scores.device))
     run(
         plan, scores, k, out, row_start=row_start, row_end=row_end, enabled=enabled,
-        arrived=_zeros(rows, scores.device) if plan.splits > 1 else None, dependent=dependent,
+        arrived=_zeros(rows, scores.device) if plan.splits > 1 else None,
     )  # fmt: skip
 
 
@@ -47,7 +47,6 @@ def select_packed(
     *,
     longest: int,
     enabled: Tensor | None = None,
-    dependent: bool = False,
 ) -> None:
     """The same for rows that lie one after the other.
 
@@ -59,15 +58,12 @@ def select_packed(
         out: int32 [R, k] with contiguous rows.
         longest: no row is longer; decides nothing but how many programs share a row.
         enabled: int32 [1]; with 0 in it nothing is written.
-        dependent: the kernel before this one in the stream wrote the other arguments and lets
-            this one start early (programmatic dependent launch, from SM90 on).
     """
     if not len(row_at):
         return
     plan = planning.choose(len(row_at), longest, k, processors=processors(scores.device))
     run(
         plan, scores, k, out, row_at=row_at, row_end=row_end, arrived=arrived, enabled=enabled,
-        dependent=dependent,
     )  # fmt: skip
 
 
@@ -82,9 +78,11 @@ def run(
     row_end: Tensor | None = None,
     arrived: Tensor | None = None,
     enabled: Tensor | None = None,
-    dependent: bool = False,
 ) -> None:
-    """Launch the kernel as `plan` says; `arrived` may be missing if it says one split."""
+    """Launch the kernel as `plan` says; `arrived` may be missing if it says one split.
+
+    From SM90 on it starts while the kernel before it in the stream ends, and waits for that itself.
+    """
     device = scores.device
     shape = (plan.programs, plan.splits, 2, plan.capacity)
     candidates = torch.empty(shape, dtype=torch.float32, device=device)
@@ -111,7 +109,7 @@ def run(
         SMALL=sizes.small, TILE=sizes.tile, BLOCK=sizes.block, SAMPLE=sizes.sample,
         CAPACITY=sizes.capacity, MOST_SPLITS=planning.MOST_SPLITS, WARPS=sizes.warps,
         PTX=device.type == "cuda", PDL=hopper, num_warps=sizes.warps, maxnreg=sizes.registers,
-        launch_pdl=hopper and dependent,
+        launch_pdl=hopper,
     )  # fmt: skip
 
 

@@ -57,27 +57,26 @@ MARGIN = 4.5
 """Standard deviations by which a pivot is lower than the k-th largest score's expected place."""
 
 _BYTES_PER_CANDIDATE = 8
+_BYTES_PER_COUNT = 4
 
 
 def choose(rows: int, longest: int, k: int, *, processors: int) -> Plan:
     """The plan for so many rows, none longer than `longest`."""
     sizes = SHORT if most_candidates(longest, k, SHORT) <= SHORT.tile else LONG
-    groups = -(-min(sizes.capacity, longest) // GROUP) if longest > sizes.small else 1
+    listed = sizes.small < longest and k <= sizes.capacity
+    groups = -(-min(sizes.capacity, longest) // GROUP) if listed else 1
     useful = -(-longest // sizes.block) if longest > sizes.small else 1
     splits = min(MOST_SPLITS, useful, max(1, processors // rows))
     programs = rows if splits > 1 else min(rows, 2 * processors, MOST_PROGRAMS)
     return Plan(sizes, splits, programs, groups)
 
 
-def candidate_bytes(rows: int, longest: int, k: int) -> int:
-    """At most so much memory a call of so many rows needs besides its arguments.
-
-    rows: 0 for any number of them.
-    """
-    if longest <= LONG.small or k > LONG.capacity:
+def candidate_bytes(rows: int, longest: int, k: int, *, processors: int) -> int:
+    """Memory that a call with these arguments needs besides its own."""
+    if not rows:
         return 0
-    programs = MOST_PROGRAMS if rows == 0 else min(MOST_PROGRAMS, rows * MOST_SPLITS)
-    return programs * min(LONG.capacity, longest + GROUP) * _BYTES_PER_CANDIDATE
+    plan = choose(rows, longest, k, processors=processors)
+    return plan.programs * plan.splits * (plan.capacity * _BYTES_PER_CANDIDATE + _BYTES_PER_COUNT)
 
 
 def most_candidates(length: int, k: int, sizes: Sizes) -> float:
