@@ -1,7 +1,7 @@
 """Compile every build for one architecture: `python -m tests.gates.compile_for 80 [planted]`.
 
-Prints one JSON line a build: name, error or null, shared-memory bytes, registers, stack bytes, and
-arguments that would make new kernels.
+Prints one JSON line a build: name, error or null, bytes of shared memory (in all, and those of
+inline assembly's own arrays), registers, stack bytes, and arguments that would make new kernels.
 One process an architecture, because Triton keeps state of the first one it compiled for.
 """
 
@@ -20,9 +20,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from indexer_service.kernels.architecture import HOPPER
 from tests.gates.kernels import Build, builds
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+_RESERVED = 1024
+"""Bytes beside a program's own that a binary for SM90 and up counts, and the limits do not."""
 
 
 def source(build: Build) -> ASTSource:
@@ -54,17 +58,20 @@ def specialising(build: Build) -> list[str]:
     ]
 
 
-def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers a thread and bytes of stack (spills) as the binary says."""
+def resources(cubin: bytes, arch: int) -> tuple[int, int, int]:
+    """As the binary says: registers a thread, bytes of stack (spills), and bytes of shared memory
+    that are declared in it (inline assembly's), which are not among those that Triton asks for.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [str(_CUOBJDUMP), "-res-usage", file.name]
         said = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", said.stdout + said.stderr)
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", said.stdout + said.stderr)
     if found is None:
         raise RuntimeError(f"cuobjdump said {said.stdout!r} {said.stderr!r}")
-    return int(found[1]), int(found[2])
+    registers, stack, shared = (int(number) for number in found.groups())
+    return registers, stack, max(0, shared - (_RESERVED if arch >= HOPPER else 0))
 
 
 def compiled(build: Build, arch: int) -> dict[str, Any]:
@@ -75,10 +82,10 @@ def compiled(build: Build, arch: int) -> dict[str, Any]:
     except Exception as error:
         cause = error.__cause__ or error
         return result | {"error": f"{type(cause).__name__}: {str(cause)[-400:]}"}
-    registers, stack = resources(binary.asm["cubin"])
+    registers, stack, static = resources(binary.asm["cubin"], arch)
     return result | {
-        "shared": binary.metadata.shared, "registers": registers, "stack": stack,
-        "specialising": specialising(build),
+        "shared": binary.metadata.shared + static, "static": static, "registers": registers,
+        "stack": stack, "specialising": specialising(build),
     }  # fmt: skip
 
 

@@ -31,13 +31,28 @@ def takes_a_number(x, out, size, N: tl.constexpr):
     tl.store(out + place, tl.load(x + place, mask=place < size), mask=place < size)
 
 
+STATIC = tl.constexpr("""{
+    .shared .b32 room[11000];
+    .reg .b32 at;
+    mov.u32 at, room;
+    mad.lo.u32 at, $1, 4, at;
+    st.shared.b32 [at], $1;
+    ld.shared.b32 $0, [at+64];
+}""")
+"""Shared memory of assembly's own, of which Triton does not know."""
+
+
 @triton.jit
-def gathers_too_much(x, out, N: tl.constexpr):
+def gathers_too_much(x, out, N: tl.constexpr, STAGES: tl.constexpr, ASSEMBLY: tl.constexpr):
     rows = tl.arange(0, N)
     total = tl.zeros((N, N), tl.float32)
-    for step in tl.range(0, 8, num_stages=5):
+    for step in tl.range(0, 8, num_stages=STAGES):
         block = tl.load(x + step * N * N + rows[:, None] * N + rows[None, :])
         total += tl.dot(block, tl.trans(block))
+    if ASSEMBLY:
+        total += tl.inline_asm_elementwise(
+            STATIC, "=r,r,~{memory}", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
+        )
     tl.store(out + rows[:, None] * N + rows[None, :], total)
 
 
@@ -60,6 +75,10 @@ BUILDS = {
     ),
     "shared": Build(
         "shared memory", f"{_HERE}:gathers_too_much", dict(x="*bf16", out="*fp32"),
-        dict(N=128), dict(num_warps=8),
+        dict(N=128, STAGES=5, ASSEMBLY=False), dict(num_warps=8),
+    ),
+    "static shared": Build(
+        "static shared memory", f"{_HERE}:gathers_too_much", dict(x="*bf16", out="*fp32"),
+        dict(N=128, STAGES=3, ASSEMBLY=True), dict(num_warps=8),
     ),
 }  # fmt: skip

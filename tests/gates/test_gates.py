@@ -121,6 +121,8 @@ def test_unrepaired_interpreter_gets_small_floats_wrong(repository: Path) -> Non
     [
         (80, "refused", "fp8e4nv"),
         (86, "shared", "bytes of shared memory"),
+        (86, "static shared", "bytes of shared memory"),
+        (120, "static shared", "bytes of shared memory"),
         (90, "spills", "spilled"),
         (90, "number", "compiled anew for other values of ['size']"),
         (90, "alignment", "compiled anew for other values of ['out']"),
@@ -131,6 +133,13 @@ def test_planted_faults_fail_in_the_compiler(
 ) -> None:
     (result,) = lines(repository, "tests.gates.compile_for", str(arch), fault)
     assert says in (broken(result, arch) or "")
+
+
+@pytest.mark.parametrize("arch", [86, 120])
+def test_shared_memory_of_assembly_is_what_is_too_much(arch: int, repository: Path) -> None:
+    (result,) = lines(repository, "tests.gates.compile_for", str(arch), "static shared")
+    assert result["static"] == 44_000
+    assert broken(result | {"shared": result["shared"] - result["static"]}, arch) is None
 
 
 def test_an_fp8_store_compiles_where_the_hardware_has_it(repository: Path) -> None:
