@@ -90,11 +90,19 @@ def select_ragged(
     on_stage: OnStage,
     *,
     impl: str,
+    logits: Callable[..., None] | None = None,
 ) -> None:
-    """See `indexer.select_ragged`; arguments are already checked."""
+    """See `indexer.select_ragged`; arguments are already checked.
+
+    Args:
+        logits: an implementation of `mqa_logits.ragged` to call instead of the one of `impl`.
+    """
+    if logits is None:
+        logits = mqa_logits.ragged_function(impl, q)
     answer = _private(enabled, out)
     if answer is None:
         return
+    q_codes, k_codes = q.view(torch.uint8), k.view(torch.uint8)
     beside = _bytes_beside(impl, q.device, topk)
     plan = plan_windows(len(q), 1, len(k), topk, workspace, step=_SMALLEST_WINDOW, beside=beside)
     for first in range(0, len(q), plan.units):
@@ -110,9 +118,9 @@ def select_ragged(
             end: Tensor = end,
         ) -> None:
             keys = slice(begin, finish)
-            mqa_logits.ragged(
-                q[rows], k[keys], k_scale[keys], weights[rows], start - begin, end - begin,
-                out=scores, impl=impl,
+            logits(
+                q_codes[rows], k_codes[keys], k_scale[keys], weights[rows], start - begin,
+                end - begin, scores,
             )  # fmt: skip
 
         chosen = answer[rows]

@@ -6,6 +6,8 @@ captured for short ones costs: windows of a batch that turns out to fit the firs
 launches that return at once.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -15,13 +17,16 @@ from indexer_service.kernels.indexer.composed import OnStage
 from indexer_service.kernels.indexer.windows import DEFAULT_WORKSPACE
 from indexer_service.kernels.mqa_logits.packed import PADDING, PackedScores, padded, windows
 from indexer_service.kernels.mqa_logits.paged_launch import paged_packed
-from indexer_service.kernels.mqa_logits.ragged_launch import ragged
+from indexer_service.kernels.mqa_logits.ragged_launch import decoded_bytes, ragged
 from indexer_service.kernels.topk.launch import select, select_packed
 from indexer_service.kernels.topk.plan import candidate_bytes
 
 _BYTES_PER_SCORE = 4
 _BYTES_PER_ROW = 16
 """Of row_at, row_end and arrived."""
+
+_DECODED_PART = 4
+"""Decoded keys and queries take this part of a workspace at most."""
 
 
 def select_paged(
@@ -42,7 +47,8 @@ def select_paged(
     batch, next_n = q.shape[:2]
     limit = block_table.shape[1] * k_cache.shape[1]
     request = next_n * padded(limit)
-    room = _scores_that_fit(workspace, batch * next_n, limit, k, q.device)
+    budget = DEFAULT_WORKSPACE if workspace is None else workspace
+    room = _scores_that_fit(budget, batch * next_n, limit, k, q.device)
     if not limit or not batch or (batch > 1 and room < 2 * request) or room < request:
         composed.select_paged(
             q, k_cache, weights, seq_lens, block_table, k, out, workspace, enabled, on_stage,
@@ -88,13 +94,17 @@ def select_ragged(
     impl: str,
 ) -> None:
     """See `indexer.select_ragged`; arguments are already checked, `impl` is Triton."""
-    rows, keys = len(q), len(k)
-    width = padded(keys)
-    at_once = _scores_that_fit(workspace, rows, keys, topk, q.device) // max(width, 1)
+    rows, heads, dim = q.shape
+    keys, width = len(k), padded(len(k))
+    budget = DEFAULT_WORKSPACE if workspace is None else workspace
+    # Below SM89, what is decoded takes a part of it.
+    logits = partial(ragged, workspace=budget // _DECODED_PART)
+    budget -= decoded_bytes(rows, heads, dim, keys, q.device, budget // _DECODED_PART)
+    at_once = _scores_that_fit(budget, rows, keys, topk, q.device) // max(width, 1)
     if not rows or not keys or not at_once:
         composed.select_ragged(
-            q, k, k_scale, weights, row_start, row_end, topk, out, workspace, enabled, on_stage,
-            impl=impl,
+            q, k, k_scale, weights, row_start, row_end, topk, out, max(budget, 1), enabled,
+            on_stage, impl=impl, logits=logits,
         )  # fmt: skip
         return
     # Few large blocks: the keys are read again for each, and top-k streams at the memory's rate.
@@ -105,7 +115,7 @@ def select_ragged(
         some = slice(first, min(first + at_once, rows))
         block = scores[: some.stop - first]
         start, end = row_start[some], row_end[some]
-        ragged(
+        logits(
             q[some].view(torch.uint8), k.view(torch.uint8), k_scale, weights[some], start, end,
             block, fill=False, enabled=enabled,
         )  # fmt: skip
@@ -116,10 +126,7 @@ def select_ragged(
             on_stage("topk")
 
 
-def _scores_that_fit(
-    workspace: int | None, rows: int, longest: int, k: int, device: torch.device
-) -> int:
-    """Scores for which the workspace has room beside what top-k needs for so many rows."""
-    budget = DEFAULT_WORKSPACE if workspace is None else workspace
+def _scores_that_fit(budget: int, rows: int, longest: int, k: int, device: torch.device) -> int:
+    """Scores for which there is room beside what top-k needs for so many rows."""
     candidates = candidate_bytes(rows, longest, k, processors=processors(device))
     return max(0, budget - rows * _BYTES_PER_ROW - candidates) // _BYTES_PER_SCORE

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from indexer_service.kernels.checks import e4m3_bytes, expect, expect_rows, fault
-from indexer_service.kernels.dispatch import Operation
+from indexer_service.kernels.dispatch import Implementation, Operation
 from indexer_service.kernels.k_cache.layout import check_k_cache
 
-__all__ = ["paged", "paged_implementation", "ragged", "ragged_implementation"]
+__all__ = ["paged", "paged_implementation", "ragged", "ragged_function", "ragged_implementation"]
 
 _HERE = "indexer_service.kernels.mqa_logits"
 _paged = Operation(
@@ -122,6 +122,11 @@ def paged_implementation(impl: str, q: Tensor, k_cache: Tensor) -> str:
 def ragged_implementation(impl: str, q: Tensor) -> str:
     """The name of what `ragged` runs for this `impl` and checked arguments."""
     return _ragged.chosen(impl, q.device, q)
+
+
+def ragged_function(impl: str, q: Tensor) -> Implementation:
+    """What `ragged` runs: for checked arguments, q and k as uint8, and an `out`."""
+    return _ragged.implementation(impl, q.device, q)
 
 
 def check_paged(
