@@ -1,5 +1,8 @@
 """What is compiled of the paged logits: every configuration that an architecture may choose."""
 
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from indexer_service.kernels.architecture import HOPPER, native_fp8
@@ -9,7 +12,8 @@ from indexer_service.kernels.mqa_logits.paged_plan import Configuration
 from tests.gates.kernels import ARCHITECTURES, Build
 
 _HERE = "indexer_service.kernels.mqa_logits"
-_PAGE = 64
+_HEADS = (16, 32, 64, 128)
+_NEXT_N = range(1, 9)
 _PACKED = dict(row_at="*i64", row_end="*i32", arrived="*i32", enabled="*i32")
 _CACHE = dict(cache="*u8", pages="i32", page_stride="i64")
 _TYPES = dict(
@@ -20,18 +24,38 @@ _TYPES = dict(
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Form:
+    """What a call decides beside heads and rows, and no configuration depends on."""
+
+    page: int = 64
+    align: int = 16
+    """Bytes that the cache's keys are aligned to."""
+    by_row: bool = True
+    """A length for each row, or one a request."""
+    packed: bool = True
+
+
+_OTHERS = (
+    (1, Form(page=128)), (2, Form(page=32, by_row=False)), (4, Form(align=4)),
+    (1, Form(page=32, align=4, packed=False)),
+)  # fmt: skip
+"""Rows a request, and forms in which few shapes are compiled; all are in the usual one."""
+
+
 def paged_build(
-    chosen: Configuration, heads: int, next_n: int, arch: int, *, native: bool, packed: bool = True
+    chosen: Configuration, heads: int, next_n: int, arch: int, form: Form = Form()
 ) -> Build:
+    native = native_fp8(arch)
     columns = paged_plan.columns(heads, next_n)
     constants: dict[str, Any] = dict(
-        NEXT_N=next_n, LENGTHS=next_n, HEADS=columns.heads, PAGE=_PAGE, PADDING=PADDING,
-        PROGRAMS=132 * chosen.programs, BLOCK_N=chosen.block_keys,
+        NEXT_N=next_n, LENGTHS=next_n if form.by_row else 1, HEADS=columns.heads, PAGE=form.page,
+        PADDING=PADDING, PROGRAMS=132 * chosen.programs, BLOCK_N=chosen.block_keys,
         STAGES=chosen.stages,
-    ) | ({} if packed else dict.fromkeys(_PACKED))  # fmt: skip
-    types = _TYPES | (_PACKED if packed else {})
+    ) | ({} if form.packed else dict.fromkeys(_PACKED))  # fmt: skip
+    types = _TYPES | (_PACKED if form.packed else {})
     if chosen.kernel == "hopper":
-        box = min(_PAGE, chosen.block_keys)
+        box = min(form.page, chosen.block_keys)
         layout = "NVMMASharedLayout(swizzle_byte_width={}, element_bitwidth={}, rank={})"
         types = types | dict(
             keys_map=f"tensordesc<fp8e4nv[1, {box}, 128],{layout.format(128, 8, 3)}>",
@@ -41,25 +65,42 @@ def paged_build(
     else:
         types = types | _CACHE
         constants |= dict(
-            ROWS=columns.rows, GROUPS=columns.groups, D=128, ALIGN=16, NATIVE=native,
+            ROWS=columns.rows, GROUPS=columns.groups, D=128, ALIGN=form.align, NATIVE=native,
             ASSEMBLY=True, PDL=arch >= HOPPER,
         )  # fmt: skip
     unaligned = tuple(name for name, kind in types.items() if kind[0] == "*" and name != "q")
-    form = "e4m3" if native else "fp16"
+    codes = "e4m3" if native else "fp16"
     return Build(
-        f"paged logits {form}, {heads} heads, {next_n} rows, packed {packed}, {chosen}",
+        f"paged logits {codes}, {heads} heads, {next_n} rows, {form}, {chosen}",
         f"{_HERE}.paged_{chosen.kernel}:{chosen.kernel}_kernel", types, constants,
         dict(num_warps=chosen.warps), (arch,), unaligned=unaligned,
     )  # fmt: skip
 
 
+def _configurations(arch: int, heads: int, next_n: int, form: Form) -> tuple[Configuration, ...]:
+    padded = paged_plan.columns(heads, next_n).heads
+    return paged_plan.configurations(arch, padded, next_n, tensor_maps=form.align == 16)
+
+
+def _shapes(arch: int) -> list[tuple[Configuration, int, int]]:
+    """Configurations with heads and rows a request; of kernels that differ in nothing but how
+    often something is repeated, the one with the most rows.
+    """
+    most: dict[Hashable, tuple[Configuration, int, int]] = {}
+    for heads, next_n in product(_HEADS, _NEXT_N):
+        for chosen in _configurations(arch, heads, next_n, Form()):
+            columns = paged_plan.columns(heads, next_n)
+            kind = columns.rows if chosen.kernel == "portable" else next_n == 1
+            same = (columns.heads, kind, replace(chosen, programs=0))
+            most[same] = (chosen, heads, next_n)
+    return list(most.values())
+
+
 def _builds(arch: int) -> list[Build]:
-    native = native_fp8(arch)
-    builds = []
-    for heads, next_n, packed in ((64, 1, True), (32, 2, False), (64, 4, True), (128, 1, False)):
-        columns = paged_plan.columns(heads, next_n)
-        for chosen in paged_plan.configurations(arch, columns.heads, next_n, tensor_maps=True):
-            builds.append(paged_build(chosen, heads, next_n, arch, native=native, packed=packed))
+    builds = [paged_build(*shape, arch) for shape in _shapes(arch)]
+    for next_n, form in _OTHERS:
+        best = _configurations(arch, 64, next_n, form)[0]
+        builds.append(paged_build(best, 64, next_n, arch, form))
     return builds
 
 

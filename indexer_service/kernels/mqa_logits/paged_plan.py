@@ -6,7 +6,7 @@ What was measured to choose so: docs/performance.md.
 from dataclasses import dataclass
 from typing import Literal
 
-from indexer_service.kernels.architecture import HOPPER
+from indexer_service.kernels.architecture import HOPPER, native_fp8
 
 WIDEST = 64
 """Columns (rows of a request times heads) that one product of the portable kernel should have.
@@ -55,11 +55,11 @@ def configurations(
 
     Args:
         heads: Columns.heads.
-        tensor_maps: whether SM90's copy engine can read the cache.
+        tensor_maps: whether SM90's copy engine can read the cache: its pages are aligned.
     """
-    portable = Configuration("portable", 128, 4, 3, 2)
-    if heads > WIDEST:
-        portable = Configuration("portable", 64, 4, 3, 2)
+    # Decoding keys that are loaded in small pieces takes registers too.
+    wide = heads <= WIDEST and (tensor_maps or native_fp8(arch))
+    portable = Configuration("portable", 128 if wide else 64, 4, 3, 2)
     queries = heads * next_n
     if arch != HOPPER or not tensor_maps or queries > (256 if heads > WIDEST else 512):
         return (portable,)  # SM90's kernel keeps a request's queries in shared memory
