@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from indexer_service.kernels.architecture import on
+
 _MOST_THREADS = 8
 
 _lock = Lock()
@@ -30,7 +32,7 @@ def make_together(calls: Sequence[Callable[[], object]], device: torch.device) -
         return
 
     def one(call: Callable[[], object]) -> None:
-        with torch.cuda.device(device), suppress(Exception):
+        with on(device), suppress(Exception):
             call()
 
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:

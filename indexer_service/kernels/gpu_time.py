@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from indexer_service.kernels.architecture import on
+
 _REPLAYS = 5
 
 
@@ -16,12 +18,19 @@ def microseconds(call: Callable[[], object], device: torch.device, *, calls: int
         call: launches kernels on the current stream and does not wait for them.
         device: without a GPU the call itself is timed.
     """
-    call()  # compiles, and whatever else only a first call does
     if device.type != "cuda":
+        call()
         began = time.perf_counter()
         call()
         return 1e6 * (time.perf_counter() - began)
-    torch.cuda.synchronize(device)
+    with on(device):
+        return _replayed(call, calls)
+
+
+def _replayed(call: Callable[[], object], calls: int) -> float:
+    """On the current GPU."""
+    call()  # compiles, and whatever else only a first call does
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(calls):

@@ -88,4 +88,4 @@ def _best(
             made = True
         return microseconds(calls[configuration], device)
 
-    tuning.best(operation, key, configurations, time)
+    tuning.best(operation, key, configurations, time, device)

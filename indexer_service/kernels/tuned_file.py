@@ -44,20 +44,20 @@ def directory() -> Path:
     return (Path(caches) if caches else Path.home() / ".cache") / "dsa-indexer"
 
 
-def path() -> Path:
-    """The file for the current GPU and the installed versions."""
-    parts = ("tuned", _gpu(), f"triton-{_version('triton')}", _version("dsa-indexer"))
+def path(device: torch.device) -> Path:
+    """The file for the kind of GPU that `device` is and the installed versions."""
+    parts = ("tuned", _gpu(device), f"triton-{_version('triton')}", _version("dsa-indexer"))
     return directory() / ("_".join(re.sub(r"[^\w.+-]+", "-", part) for part in parts) + ".json")
 
 
-def remembered(operation: str, key: str) -> str | None:
+def remembered(device: torch.device, operation: str, key: str) -> str | None:
     """What was chosen for the operation and key, if anything."""
-    return _read(path()).chosen.get(operation, {}).get(key)
+    return _read(path(device)).chosen.get(operation, {}).get(key)
 
 
-def remember(operation: str, key: str, configuration: str) -> None:
+def remember(device: torch.device, operation: str, key: str, configuration: str) -> None:
     """Adds a choice to the file."""
-    file = path()
+    file = path(device)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _locked(file.with_suffix(".lock")):
@@ -98,8 +98,8 @@ def _replace(file: Path, text: str) -> None:
         raise
 
 
-def _gpu() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no-gpu"
+def _gpu(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "no-gpu"
 
 
 @cache

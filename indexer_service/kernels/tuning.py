@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar, cast
 
+import torch
+
 C = TypeVar("C")
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ def best(
     key: Mapping[str, Hashable],
     configurations: Sequence[C],
     time: Callable[[C], float],
+    device: torch.device,
 ) -> C:
     """The fastest configuration; measured only if this machine does not remember it.
 
@@ -37,6 +40,7 @@ def best(
             longer among them is measured anew.
         time: runs a configuration and returns how long it took, in any one unit. One that raises
             or returns no finite number is left out, with a warning.
+        device: that it runs on: other kinds of GPU are remembered apart.
 
     Raises:
         Exception: what `time` raised, where no configuration runs.
@@ -45,10 +49,10 @@ def best(
 
     by_name = {repr(configuration): configuration for configuration in configurations}
     text = ", ".join(f"{name}={value!r}" for name, value in sorted(key.items()))
-    name = tuned_file.remembered(operation, text)
+    name = tuned_file.remembered(device, operation, text)
     if name not in by_name:
         name = _fastest(operation, by_name, time)
-        tuned_file.remember(operation, text, name)
+        tuned_file.remember(device, operation, text, name)
     _chosen[operation, frozenset(key.items())] = by_name[name]
     return by_name[name]
 
