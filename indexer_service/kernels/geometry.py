@@ -18,7 +18,8 @@ class Geometry:
         max_context: tokens of the longest request.
         max_decode_rows, max_prefill_rows: of one call.
         workspace: as given to `indexer.select_paged` and `select_ragged`.
-        key_dtype: of the keys that are inserted. replica: whether they go into a second cache.
+        key_dtype: of the keys that are inserted.
+        replica: the device of the second cache that they go into, if they do.
     """
 
     heads: int
@@ -32,7 +33,7 @@ class Geometry:
     next_n: tuple[int, ...] = (1,)
     workspace: int | None = None
     key_dtype: torch.dtype = torch.bfloat16
-    replica: bool = False
+    replica: torch.device | None = None
 
     def cache(self, pages: int, device: torch.device) -> Tensor:
         """A K cache of zeros, uint8 [pages, page, head_dim+4]."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from indexer_service.kernels import indexer, k_cache, mqa_logits, topk
+from indexer_service.kernels.architecture import on
 from indexer_service.kernels.compilation import count_compilations, make_together
 from indexer_service.kernels.geometry import Geometry
 from indexer_service.kernels.tune import tuned_operations
@@ -22,7 +23,7 @@ from indexer_service.kernels.tune import tuned_operations
 Progress = Callable[[int, int, str], None]
 
 _MOST_KEYS = 1 << 16
-"""Gathered keys of a warm-up batch; kernels do not differ beyond."""
+"""Gathered keys of a warm-up batch; kernels do not differ beyond, but for top-k's."""
 _FEW_PAGES = 4
 _FEW_ROWS = 4
 
@@ -58,7 +59,7 @@ def warm_up(
         ("compile in threads", partial(make_together, kinds, device)),
         *_batches(geometry, device, every=True),
     ]
-    with count_compilations() as compiled:
+    with on(device), count_compilations() as compiled:
         for done, (what, run) in enumerate(batches):
             if progress is not None:
                 progress(done, len(batches), what)
@@ -84,6 +85,8 @@ def _batches(geometry: Geometry, device: torch.device, *, every: bool) -> Iterat
     for (rows, keys), switched in product(_sizes((1, 1), last, (2, 16), every), (False, True)):
         run = partial(_prefill, geometry, device, rows, keys, switched)
         yield f"indexer.select_ragged, {rows} rows over {keys} keys", run
+    for width in _powers(1, geometry.max_context, 16 if every else geometry.max_context):
+        yield f"topk.select, {width} scores", partial(_select, geometry, device, width)
 
 
 def _sizes(
@@ -109,8 +112,8 @@ def _insert(geometry: Geometry, keys: int, device: torch.device) -> None:
     k = torch.zeros((keys, geometry.head_dim), dtype=geometry.key_dtype, device=device)
     slots = torch.full((keys,), -1, dtype=torch.int64, device=device)
     k_cache.insert(k, slots, geometry.cache(_FEW_PAGES, device))
-    if geometry.replica:
-        replica = geometry.cache(_FEW_PAGES, device)
+    if geometry.replica is not None:  # on a peer: before anything is captured, it is made reachable
+        replica = geometry.cache(_FEW_PAGES, geometry.replica)
         k_cache.insert(k, slots, geometry.cache(_FEW_PAGES, device), replica=replica)
 
 
@@ -152,9 +155,14 @@ def _prefill(
     if not switched:
         some = slice(0, _FEW_ROWS)
         bound = bound[some]
-        scores = mqa_logits.ragged(q[some], k, scales, weights[some], bound, bound)
-        for start, end in product((None, bound), repeat=2):
-            topk.select(scores, geometry.k, start, end)
+        mqa_logits.ragged(q[some], k, scales, weights[some], bound, bound)
+
+
+def _select(geometry: Geometry, device: torch.device, width: int) -> None:
+    scores = torch.zeros((_FEW_ROWS, width), device=device)
+    bound = torch.zeros(_FEW_ROWS, dtype=torch.int32, device=device)
+    for start, end in product((None, bound), repeat=2):
+        topk.select(scores, geometry.k, start, end)
 
 
 def _enabled(device: torch.device) -> Tensor:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from indexer_service.kernels import indexer, k_cache, tuned_file
+from indexer_service.kernels import indexer, k_cache, topk, tuned_file
+from indexer_service.kernels.architecture import processors
 from indexer_service.kernels.compilation import count_compilations
 from indexer_service.kernels.geometry import Geometry
+from indexer_service.kernels.topk import plan
 from indexer_service.kernels.warm_up import warm_up
 
 pytestmark = [
@@ -83,13 +85,37 @@ def prefill(
     return call, out
 
 
-@pytest.mark.parametrize("arch", [None, "80"], ids=["this GPU", "sm80"])
-def test_after_warm_up_nothing_compiles_and_all_can_be_captured(
-    arch: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def check_captured(call: Callable[[Tensor], object], out: Tensor) -> None:
+    """A captured graph gives the eager call's bits, and leaves `out` alone when switched off."""
+    enabled = torch.ones(1, dtype=torch.int32, device=DEVICE)
+    call(enabled)
+    eager = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call(enabled)
+    out.fill_(-7)
+    graph.replay()
+    assert torch.equal(out, eager)
+    enabled.zero_()
+    out.fill_(-7)
+    graph.replay()
+    assert (out == -7).all()
+
+
+ARCHITECTURES = pytest.mark.parametrize("arch", [None, "80"], ids=["this GPU", "sm80"])
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arch: str | None) -> None:
     monkeypatch.setenv(tuned_file.CACHE_DIRECTORY, str(tmp_path))
     if arch:
         monkeypatch.setenv("DSA_INDEXER_FORCE_ARCH", arch)
+
+
+@ARCHITECTURES
+def test_after_warm_up_nothing_compiles_and_all_can_be_captured(
+    arch: str | None,
+) -> None:
     heads = 32
     geometry = Geometry(
         heads=heads, max_context=40_000, max_decode_rows=300, max_prefill_rows=600,
@@ -99,7 +125,7 @@ def test_after_warm_up_nothing_compiles_and_all_can_be_captured(
     report = warm_up(geometry, DEVICE, progress=lambda done, total, _: told.append((done, total)))
     assert told == [(done, report.batches) for done in range(report.batches)]
     assert report.kernels
-    assert tuned_file.path().exists()
+    assert tuned_file.path(DEVICE).exists()
 
     with count_compilations() as compiled:
         for strided in (False, True):
@@ -115,21 +141,34 @@ def test_after_warm_up_nothing_compiles_and_all_can_be_captured(
                 for rows, keys, k in ((1, 1, 3), (16, 40_000, 2048), (599, 1_777, 100))
             ]
             for call, out in calls:
-                enabled = torch.ones(1, dtype=torch.int32, device=DEVICE)
-                call(enabled)
-                eager = out.clone()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    call(enabled)
-                out.fill_(-7)
-                graph.replay()
-                assert torch.equal(out, eager)
-                enabled.zero_()
-                out.fill_(-7)
-                graph.replay()
-                assert (out == -7).all()
+                check_captured(call, out)
             for keys in (1, 3, 600):
                 k = apart(torch.randn((keys, DIM), generator=seed(8), device=DEVICE).bfloat16())
                 slots = torch.arange(keys, device=DEVICE)
                 k_cache.insert(k, slots, random_bytes(PAGES, 3, PAGE, WIDTH)[:, 2])
+    assert not compiled
+
+
+@ARCHITECTURES
+def test_a_context_of_a_million_tokens(arch: str | None) -> None:
+    from indexer_service.kernels.topk.kernel import topk_kernel
+
+    heads, context, k = 32, 1 << 20, 2048
+    assert plan.choose(1, context, k, processors=processors(DEVICE)).sizes is plan.LONG
+    topk_kernel.device_caches.clear()  # what tests before this one made
+    geometry = Geometry(heads=heads, max_context=context, max_decode_rows=4, max_prefill_rows=16,
+                        page_stride=3 * PAGE * WIDTH, k=k)  # fmt: skip
+    warm_up(geometry, DEVICE)
+
+    scores = torch.randn((3, context), generator=seed(9), device=DEVICE)
+    bounds = torch.randint(0, context, (2, 3), generator=seed(10), device=DEVICE).int()
+    with count_compilations() as compiled:
+        for call, out in (
+            decode(heads, 1, 1, context, k, False, False),
+            decode(heads, 3, 1, context, k, True, True),
+            prefill(heads, 3, context, k, False),
+        ):
+            check_captured(call, out)
+        for given in ((None, None), tuple(bounds.sort(0).values)):
+            topk.select(scores, k, *given)
     assert not compiled
