@@ -139,6 +139,16 @@ def _public_call() -> None:
     assert torch.equal(out, expected)
 
 
+def _bounds_at_a_stride() -> None:
+    scores = _random(4, 50)
+    bounds = torch.tensor([[0, 50], [10, 30], [45, 60], [20, 5]], dtype=torch.int32)
+    start, end = bounds.unbind(1)
+    out, expected = (torch.empty((4, 12), dtype=torch.int32) for _ in range(2))
+    launch.select(scores, 12, start, end, out)
+    reference.select(scores, 12, start, end, expected)
+    assert torch.equal(out, expected)
+
+
 def _long(
     scores: Tensor, k: int, splits: int, *ways: str, groups: int = GROUPS
 ) -> Callable[[], None]:
@@ -161,6 +171,7 @@ _CASES: dict[str, Callable[[], None]] = {
     "ties, NaN, infinities, zeros": _ties_and_the_rest,
     "bounds": partial(_bounds, 1),
     "bounds, in splits": partial(_bounds, 2),
+    "bounds at a stride": _bounds_at_a_stride,
     "a sample that misleads": partial(_sample_misleads, 2),
     "packed rows": partial(_packed, None),
     "packed rows, enabled": partial(_packed, 1),

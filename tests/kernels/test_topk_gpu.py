@@ -114,6 +114,17 @@ def test_bounds_and_rows_that_begin_anywhere() -> None:
     assert (out[:, 302:] == 5).all()
 
 
+def test_bounds_at_a_stride() -> None:
+    scores = random(9, 40, 20_000)
+    source = torch.Generator(DEVICE).manual_seed(10)
+    bounds = torch.randint(-9, 20_009, (40, 2), generator=source, device=DEVICE).int()
+    start, end = bounds.sort(1).values.unbind(1)
+    assert start.stride(0) == 2
+    for given in ((start, end), (None, end), (start, None)):
+        right = topk.select(scores, 300, *given, impl="reference")
+        assert torch.equal(topk.select(scores, 300, *given, impl="triton"), right)
+
+
 def test_offsets_beyond_two_to_the_31_elements() -> None:
     stride = (1 << 30) + 7
     scores = torch.empty(2 * stride + 70_000, device=DEVICE).as_strided((3, 70_000), (stride, 1))
@@ -154,10 +165,10 @@ class Packed:
         self.enabled = torch.ones(1, dtype=torch.int32, device=DEVICE)
         self.out = torch.full((rows, 2048), -77, dtype=torch.int32, device=DEVICE)
 
-    def select(self, dependent: bool = False) -> None:
+    def select(self) -> None:
         launch.select_packed(
             self.scores, self.at, self.end, self.arrived, 2048, self.out,
-            longest=self.longest, enabled=self.enabled, dependent=dependent,
+            longest=self.longest, enabled=self.enabled,
         )  # fmt: skip
 
     def right(self, lengths: list[int]) -> Tensor:
@@ -171,7 +182,7 @@ def test_a_captured_graph_follows_lengths_places_and_the_switch() -> None:
     packed.select()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        packed.select(dependent=True)
+        packed.select()
     for lengths in ([0, 5, 4096, 1 << 20], [-3, 8192, 8193, 60_000], [1, 2048, 2049, 700_001]):
         packed.end.copy_(torch.tensor(lengths, dtype=torch.int32))
         packed.out.fill_(-77)
