@@ -144,6 +144,8 @@ def measure(plan: Plan, impl: str, only: set[str]) -> dict[str, Any]:
                 _section(name, rows, results)
     except DeadGPU as error:
         results["failed"].append(f"the GPU's context died, the rest was not measured: {error}")
+    except KeyboardInterrupt:
+        results["failed"].append("interrupted: the rest was not measured")
     return results
 
 

@@ -25,6 +25,29 @@ class Time:
     most: float
 
 
+@dataclass(frozen=True)
+class _Graph:
+    """Replays captured calls.
+
+    Attributes:
+        call: kept, because what it refers to must live as long as the graph that uses it.
+    """
+
+    call: Callable[[int], object]
+    calls: int
+    prepare: Callable[[], None]
+    graph: torch.cuda.CUDAGraph
+
+    def __call__(self) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.prepare()
+        begin.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e3 / self.calls
+
+
 def captured(
     call: Callable[[int], object], calls: int, *, before: Callable[[], None] | None = None
 ) -> Replay:
@@ -38,17 +61,7 @@ def captured(
     call(0)
     if not torch.cuda.is_available():
         return _on_the_host(call, calls, prepare)
-    graph = _graph(call, calls)
-
-    def replay() -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        prepare()
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e3 / calls
-
+    replay = _Graph(call, calls, prepare, _graph(call, calls))
     replay()
     return replay
 
