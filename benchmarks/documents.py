@@ -17,7 +17,11 @@ def read(results: Path) -> dict[str, Any]:
 
 def origin(record: dict[str, Any], results: Path) -> str:
     """Card, date, versions and source, in the words of every section."""
-    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+    versions = ", ".join(
+        f"{name} {number}"
+        for name, number in record["versions"].items()
+        if number != "not installed"
+    )
     file = results.resolve()
     source = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file.name
     return f"{record['device']}, {record['date'][:10]}, {versions}. Source: `{source}`."

@@ -35,7 +35,7 @@ from indexer_service.kernels.warm_up import warm_up
 
 MARK = "indexer_kernels"
 SECTIONS = ("decode", "captured", "scores", "topk", "select", "insert", "gather", "drafts")
-PACKAGES = ("dsa-indexer", "torch", "triton", "vllm", "deep_gemm")
+PACKAGES = ("dsa-indexer", "torch", "triton", "vllm")
 
 
 @dataclass(frozen=True)

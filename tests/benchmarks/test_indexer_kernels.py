@@ -62,7 +62,7 @@ def test_documents_have_tables_and_figures(repository: Path, results: Path, tmp_
     assert "| 4 | 1 | 1 | 64 | **8.0** |" in text
     assert "10.0 (persistent) | 9.0 | 0.80 | 0.89 |" in text
     assert "summed | ≤ 1 |  | 0.89 | 1 of 4 | **missed**: nothing of ours for 1 |" in text
-    assert "form, worst shape | × DeepGEMM and best top-k summed | ≤ 1.6 | ≤ 1.2 |" in text
+    assert "other shapes, SM80 form, worst | × DeepGEMM and best top-k summed | ≤ 1.6 |" in text
     assert "8 and more requests" not in text, "there are no such"
     assert "figures/indexer_select_b1.svg" in text
     (figure,) = drawn
