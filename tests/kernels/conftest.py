@@ -5,7 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from indexer_service.kernels.architecture import FORCE_ARCH
 from tests.data.recording import Recording, load
+
+FORMS = {"this GPU": None, "sm89": "89", "sm80": "80"}
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +23,12 @@ def restore_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=FORMS.values(), ids=FORMS.keys())
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """The kernels of this GPU, and those that older ones run."""
+    forced: str | None = request.param
+    if forced:
+        monkeypatch.setenv(FORCE_ARCH, forced)
+    return forced

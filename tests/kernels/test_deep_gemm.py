@@ -19,7 +19,6 @@ from indexer_service.kernels.mqa_logits import deep_gemm, xpu
 from tests.kernels import inputs
 
 PAGE, DIM, RUBBISH = 64, 128, 1e30
-CUDA = torch.cuda.is_available()
 
 
 def scored(
@@ -255,7 +254,6 @@ def real(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="needs a CUDA GPU")
 @pytest.mark.parametrize("heads", [32, 64])
 @pytest.mark.parametrize("next_n", [1, 2])
 def test_real_paged(real: None, heads: int, next_n: int) -> None:
@@ -267,7 +265,6 @@ def test_real_paged(real: None, heads: int, next_n: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="needs a CUDA GPU")
 def test_real_ragged(real: None) -> None:
     bounds = [(0, 10), (5, 900), (-7, 40), (30, 30), (50, 20), (0, 1000)] * 10
     case = inputs.ragged(bounds, 900, heads=64, dim=DIM)
@@ -277,7 +274,6 @@ def test_real_ragged(real: None) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="needs a CUDA GPU")
 def test_real_drops_the_nan_of_a_key(real: None) -> None:
     """What the adapter's docstring says of it: the promise of `mqa_logits` is not kept there."""
     case = inputs.ragged([(0, 100)], 100, heads=64, dim=DIM)

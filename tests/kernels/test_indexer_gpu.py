@@ -10,22 +10,10 @@ from indexer_service.kernels import indexer, mqa_logits, topk
 from tests.data.recording import TOP_K, Recording
 from tests.kernels import inputs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 HEADS, DIM, PAGE, K = 64, 128, 64, 512
 LENGTHS = [9000, 0, 77, 30_000, 1, 2048, -3, 12_345]
-FORMS = {"sm80": "80", "this GPU": None}
-
-
-@pytest.fixture(params=FORMS.values(), ids=FORMS.keys())
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """The SM80 form, and this GPU's own."""
-    if request.param:
-        monkeypatch.setenv("DSA_INDEXER_FORCE_ARCH", request.param)
-    return request.param
 
 
 def paged(lengths: list[int], next_n: int = 1, seed: int = 0) -> list[Tensor]:

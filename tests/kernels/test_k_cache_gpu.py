@@ -8,10 +8,7 @@ from indexer_service.kernels import k_cache
 from indexer_service.kernels.compilation import count_compilations
 from tests.data.recording import Recording
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 PAGE, DIM = 64, 128

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from indexer_service.kernels import mqa_logits
-from indexer_service.kernels.architecture import NATIVE_FP8, architecture
+from indexer_service.kernels.architecture import architecture
 from indexer_service.kernels.compilation import count_compilations
 from indexer_service.kernels.mqa_logits import paged_plan, reference
 from indexer_service.kernels.mqa_logits.packed import PackedScores, padded, span, windows
@@ -16,26 +16,13 @@ from indexer_service.kernels.mqa_logits.paged_launch import paged, paged_packed
 from tests.data.recording import Recording
 from tests.kernels.inputs import Paged
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 TOLERANCE = 5e-4
-FORMS = {"this GPU": None, "sm89": "89", "sm80": "80"}
 POISON = 77.0
 LENGTHS = [5000, 0, 777, 64, 1, 12289, 128, -5]
 CONTEXT = 12300
-
-
-@pytest.fixture(params=list(FORMS.values()), ids=list(FORMS))
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """The kernels of this GPU, and those that older ones run."""
-    forced: str | None = request.param
-    if forced:
-        monkeypatch.setenv("DSA_INDEXER_FORCE_ARCH", forced)
-    return forced
 
 
 def codes(source: torch.Generator, *shape: int) -> Tensor:
@@ -325,7 +312,3 @@ def test_no_requests_no_context_and_no_pages() -> None:
     assert torch.isneginf(ours[0, 100:]).all()
     given.block_table = given.block_table[:, :0]
     assert torch.isneginf(scored(given, 50)).all()
-
-
-def test_the_forms_of_this_test_differ() -> None:
-    assert int(FORMS["sm80"] or 0) < NATIVE_FP8 <= int(FORMS["sm89"] or 0)

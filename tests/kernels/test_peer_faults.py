@@ -9,17 +9,12 @@ from indexer_service.kernels import k_cache
 from tests.kernels import inputs
 from tests.kernels.peer_faults import CHECKS, Where
 
-NEEDS_GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
-
 
 @pytest.mark.parametrize(
     "where",
     [
         pytest.param(Where("cpu", "reference"), id="reference"),
-        pytest.param(Where("cuda", "triton"), id="triton", marks=NEEDS_GPU),
+        pytest.param(Where("cuda", "triton"), id="triton", marks=pytest.mark.gpu),
     ],
 )
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -15,24 +15,11 @@ from indexer_service.kernels.mqa_logits.ragged_launch import decoded_bytes, ragg
 from tests.data.recording import Recording
 from tests.kernels.inputs import Ragged
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 TOLERANCE = 5e-4
-FORMS = {"this GPU": None, "sm89": "89", "sm80": "80"}
 POISON = 77.0
-
-
-@pytest.fixture(params=list(FORMS.values()), ids=list(FORMS))
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """The kernels of this GPU, and those that older ones run."""
-    forced: str | None = request.param
-    if forced:
-        monkeypatch.setenv("DSA_INDEXER_FORCE_ARCH", forced)
-    return forced
 
 
 def case(rows: int, keys: int, heads: int = 64, dim: int = 128, seed: int = 0) -> Ragged:

@@ -11,24 +11,12 @@ from attention_worker.kernels.sparse_mla.layout import decode_tokens
 from indexer_service.kernels.compilation import count_compilations
 from tests.data.recording import Recording
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 PAGES, PAGE = 96, 64
 TOKENS = PAGES * PAGE
 TOLERANCE = 4e-3
-FORMS = {"this GPU": None, "sm89": "89", "sm80": "80"}
-
-
-@pytest.fixture(params=FORMS.values(), ids=FORMS.keys())
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """The kernels of this GPU, and those that older ones run."""
-    if request.param:
-        monkeypatch.setenv("DSA_INDEXER_FORCE_ARCH", request.param)
-    return request.param
 
 
 def random(seed: int, *shape: int) -> Tensor:

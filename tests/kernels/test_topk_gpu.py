@@ -9,10 +9,7 @@ from indexer_service.kernels.compilation import count_compilations
 from indexer_service.kernels.topk import launch, plan
 from indexer_service.kernels.topk.plan import CONFIGURATIONS, Plan, Sizes
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 KINDS = (

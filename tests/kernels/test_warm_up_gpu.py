@@ -14,10 +14,7 @@ from indexer_service.kernels.geometry import Geometry
 from indexer_service.kernels.topk import plan
 from indexer_service.kernels.warm_up import warm_up
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 PAGE, DIM, WIDTH, PAGES = 64, 128, 132, 700
