@@ -16,7 +16,7 @@ from indexer_checks import (
     selection,
 )
 from indexer_inputs import DEVICE, KEY_BYTES, Call, Decode, Pool, normal
-from indexer_rows import FORMS, Row, need
+from indexer_rows import FORMS, RIGHT, Row, need
 from torch import Tensor
 
 from indexer_service.kernels import indexer, mqa_logits, topk
@@ -135,7 +135,9 @@ def _peers(
         chain = f"DeepGEMM + {name}"
 
         def right_chain(call: Call, chain: str = chain) -> None:
-            row.checks[f"{chain}: float64's choice"] = overlap(call(0)[rows], expected)  # type: ignore[index]
+            share = overlap(call(0)[rows], expected)  # type: ignore[index]
+            row.checks[f"{chain}: float64's choice"] = share
+            need(share >= RIGHT, f"chose {share:.0%} of the right keys")
 
         row.peer(chain, lambda make=make: _chain(inputs, make(lengths, k, context)), right_chain)
     row.peer("torch.topk", lambda: _alone(peers.torch_topk(lengths, k, context), scores))

@@ -24,14 +24,23 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def powers_of_two(*shape: int) -> Tensor:
-    """fp32 scales as `k_cache.insert` makes them."""
-    exponents = torch.randint(-3, 2, shape, generator=SEED, device=DEVICE)
+    """fp32 scales as `k_cache.insert` makes them of keys between 1 and 4."""
+    exponents = torch.randint(-8, -6, shape, generator=SEED, device=DEVICE)
     return torch.exp2(exponents.to(torch.float32))
 
 
 def permutation(count: int) -> Tensor:
     """int64 [count]."""
     return torch.randperm(count, generator=SEED, device=DEVICE)
+
+
+def head_weights(rows: int, heads: int) -> Tensor:
+    """fp32 [rows, heads], q's scale and the two square roots folded in, as a model's are.
+
+    Scores are then within fp16's range. vLLM's cooperative and persistent top-k sort by an fp16
+    key first, and choose wrongly where scores pass that range.
+    """
+    return normal(rows, heads) * (2.0**-7 / (DIM * heads) ** 0.5)
 
 
 @contextmanager
@@ -110,7 +119,7 @@ class Decode:
     def __post_init__(self) -> None:
         self.rows = self.batch * self.next_n
         self.q = codes(self.batch, self.next_n, self.heads, DIM)
-        self.weights = normal(self.rows, self.heads)
+        self.weights = head_weights(self.rows, self.heads)
         self.seq_lens = torch.full((self.batch,), self.context, dtype=torch.int32, device=DEVICE)
         self.row_lengths = row_lengths(self.seq_lens, self.next_n).contiguous()
         used, room = -(-self.context // PAGE), -(-self.max_context // PAGE)
@@ -149,7 +158,7 @@ class Prefill:
         self.q = codes(self.rows, self.heads, DIM)
         self.k = codes(self.keys, DIM)
         self.k_scale = powers_of_two(self.keys)
-        self.weights = normal(self.rows, self.heads)
+        self.weights = head_weights(self.rows, self.heads)
         self.row_start = torch.zeros(self.rows, dtype=torch.int32, device=DEVICE)
         first = self.keys - self.rows + 1
         self.row_end = torch.arange(first, self.keys + 1, dtype=torch.int32, device=DEVICE)

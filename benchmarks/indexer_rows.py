@@ -18,6 +18,9 @@ TOPK = ("cooperative", "persistent", "per row")
 CHAINS = tuple(f"DeepGEMM + {name}" for name in TOPK)
 """vLLM's top-k, alone and behind DeepGEMM's logits."""
 
+RIGHT = 0.99
+"""A peer that chose fewer of float64's keys did other work than ours. (Rounding loses a few.)"""
+
 FORMS = {"fp8": None, "sm80": "80"}
 """Our kernels' forms, and the architecture that brings each about."""
 
@@ -135,6 +138,18 @@ def best(row: dict[str, Any], names: Iterable[str]) -> str | None:
 def decode_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Those of one row a request, then those of several."""
     return [*results.get("decode", ()), *results.get("drafts", ())]
+
+
+def share_of_right_keys(row: dict[str, Any], chain: str) -> float:
+    """What a peer chose of float64's choice; 1 if that was not looked at."""
+    share: float = row["checks"].get(f"{chain}: float64's choice", 1.0)
+    return share
+
+
+def best_is_right(row: dict[str, Any]) -> bool:
+    """Whether the fastest peer chose as it should."""
+    name = best(row, CHAINS)
+    return name is None or share_of_right_keys(row, name) >= RIGHT
 
 
 def in_one_graph(row: dict[str, Any]) -> float | None:

@@ -7,7 +7,17 @@ from typing import Any
 
 from documents import markdown_table, origin
 from indexer_aims import aims
-from indexer_rows import CHAINS, TOPK, best, decode_rows, in_one_graph, medians, summed
+from indexer_rows import (
+    CHAINS,
+    RIGHT,
+    TOPK,
+    best,
+    decode_rows,
+    in_one_graph,
+    medians,
+    share_of_right_keys,
+    summed,
+)
 
 Rows = Sequence[dict[str, Any]]
 
@@ -78,7 +88,7 @@ def _decode(rows: Rows) -> str:
         fp8, sm80 = times.get("select fp8"), times.get("select sm80")
         cells.append([
             row["H"], row["B"], row["next_n"], _thousands(row["context"]), _bold(fp8), _time(sm80),
-            f"{both:.1f} ({name.removeprefix('DeepGEMM + ')})" if name and both else "",
+            f"{both:.1f} ({_named(row, name)})" if name and both else "",
             _time(apart), _ratio(fp8, both), _ratio(fp8, apart), _ratio(sm80, both),
             _ratio(sm80, apart), _time(floor), _ratio(fp8, floor),
         ])  # fmt: skip
@@ -87,6 +97,11 @@ def _decode(rows: Rows) -> str:
         "peers' times leave out DeepGEMM's schedule, which vLLM makes once a step:\n\n"
         f"{markdown_table(head, cells)}"
     )
+
+
+def _named(row: dict[str, Any], chain: str) -> str:
+    share, name = share_of_right_keys(row, chain), chain.removeprefix("DeepGEMM + ")
+    return name if share >= RIGHT else f"{name}, {share:.0%} of the right keys"
 
 
 PARTS = {
