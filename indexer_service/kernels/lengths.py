@@ -1,4 +1,7 @@
-"""How many keys each query row sees: the one place that reads `seq_lens` in both its forms."""
+"""How many keys each query row sees, from `seq_lens` in both its forms.
+
+(In kernels: `mqa_logits.paged_share.row_length`.)
+"""
 
 import torch
 from torch import Tensor

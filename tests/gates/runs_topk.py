@@ -168,6 +168,10 @@ _CASES: dict[str, Callable[[], None]] = {
     "few may be chosen": _long(
         torch.where(_random(1, 600) > 2, 1.0, -torch.inf), 60, 2, CANDIDATES
     ),
+    "few may be chosen, of the lowest score there is": _long(
+        torch.where(_random(1, 600) > 2, torch.finfo(torch.float32).min, -torch.inf), 60, 2,
+        CANDIDATES,
+    ),
     "ties, NaN, infinities, zeros": _ties_and_the_rest,
     "bounds": partial(_bounds, 1),
     "bounds, in splits": partial(_bounds, 2),

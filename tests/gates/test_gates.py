@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton exists on Linux only")
 
 from tests.gates.kernels import ARCHITECTURES, NOT_INTERPRETED, SHARED_LIMIT, builds
 from tests.gates.written import kernels, without_a_gate

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def compiled(name: str) -> None:
-    runtime = pytest.importorskip("triton").knobs.runtime
+    runtime = pytest.importorskip("triton", reason="Triton exists on Linux only").knobs.runtime
     if runtime.jit_post_compile_hook:
         runtime.jit_post_compile_hook(fn=SimpleNamespace(name=name), key="any")
 
@@ -23,7 +23,7 @@ def compiled(name: str) -> None:
 @pytest.fixture
 def told() -> Iterator[list[str]]:
     """What somebody else's hook, which was there before, is told; it is there again afterwards."""
-    runtime = pytest.importorskip("triton").knobs.runtime
+    runtime = pytest.importorskip("triton", reason="Triton exists on Linux only").knobs.runtime
     names: list[str] = []
 
     def hook(**arguments: Any) -> None:

@@ -246,7 +246,9 @@ def real(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     try:
         import_module("deep_gemm")
     except ImportError:
-        copy = pytest.importorskip("vllm.third_party.deep_gemm")
+        copy = pytest.importorskip(
+            "vllm.third_party.deep_gemm", reason="neither DeepGEMM nor vLLM's copy is installed"
+        )
         monkeypatch.setitem(sys.modules, "deep_gemm", copy)
     deep_gemm._package.cache_clear()
     yield

@@ -1,12 +1,16 @@
 """Which implementation a call gets: preference, devices, and what one says it does not support."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import pytest
 import torch
 
+from indexer_service.kernels import dispatch, indexer
 from indexer_service.kernels.dispatch import PREFERENCE, Operation
+from tests.kernels import inputs
 
 CPU, CUDA, XPU = torch.device("cpu"), torch.device("cuda"), torch.device("xpu")
 
@@ -20,16 +24,9 @@ def operation(monkeypatch: pytest.MonkeyPatch) -> Operation:
     for name in ("deepgemm", "xpu"):
         setattr(module, f"{name}_unsupported", lambda n: "it is odd" if n % 2 else None)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    # A name of its own for every test: what was loaded by its path is kept.
-    return Operation("op", **{name: f"implementations:{name}" for name in PREFERENCE})
-
-
-@pytest.fixture(autouse=True)
-def forget_what_was_loaded() -> None:
-    from indexer_service.kernels import dispatch
-
     dispatch._load.cache_clear()
     dispatch._load_check.cache_clear()
+    return Operation("op", **{name: f"implementations:{name}" for name in PREFERENCE})
 
 
 @pytest.mark.parametrize(
@@ -51,6 +48,31 @@ def test_auto_takes_the_first_that_supports_device_and_call(
 def test_auto_without_triton(operation: Operation, number: int, expected: str) -> None:
     del operation._paths["triton"]
     assert operation.implementation("auto", CUDA, number)() == expected
+
+
+def test_it_runs_with_its_tensors_gpu_as_the_current_one(
+    operation: Operation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launched from another, a kernel would go to another GPU's stream."""
+    entered: list[torch.device] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+        entered.append(CPU)
+
+    second = torch.device("cuda", 1)
+    monkeypatch.setattr(dispatch, "on", on)
+    run = operation.implementation("triton", second, 2)
+    assert entered == []
+    assert run() == "triton"
+    assert entered == [second, CPU]
+
+    monkeypatch.setattr(indexer, "on", on)
+    indexer.select_paged(*inputs.paged([5]).tensors, 2)
+    indexer.select_ragged(*inputs.ragged([(0, 5)], 5).tensors, 2)
+    assert entered[2:] == [CPU] * 4
 
 
 def test_a_named_implementation_runs_on_any_device(operation: Operation) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from indexer_service.kernels import indexer, mqa_logits, topk
+from indexer_service.kernels.indexer import composed
 from indexer_service.kernels.indexer.windows import plan_windows
 from tests.kernels import inputs
 
@@ -112,6 +113,15 @@ def test_enabled_zero_writes_nothing_for_ragged_rows() -> None:
     out = torch.full((1, 8), 77, dtype=torch.int32)
     indexer.select_ragged(*case.tensors, 8, out=out, enabled=torch.zeros(1, dtype=torch.int32))
     assert (out == 77).all()
+
+
+@pytest.mark.parametrize("word", [0, 1])
+def test_an_answer_made_out_of_sight_is_handed_over_by_the_word(word: int) -> None:
+    """What windows of keys do on a GPU, where the host does not know the word."""
+    out = torch.full((2, 3), 77, dtype=torch.int32)
+    answer = torch.arange(6, dtype=torch.int32).view(2, 3)
+    composed._hand_over(answer, torch.tensor([word], dtype=torch.int32), out)
+    assert torch.equal(out, answer) if word else (out == 77).all()
 
 
 def test_stages_are_told_once_a_window_in_order() -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
 KINDS = (
     "normal", "positive", "ascending", "descending", "equal", "ties", "many ties", "low bits",
-    "few finite", "NaN", "all NaN", "infinities", "zeros", "hot", "periodic",
+    "few finite", "few lowest", "NaN", "all NaN", "infinities", "zeros", "hot", "periodic",
 )  # fmt: skip
 
 
@@ -38,6 +38,7 @@ def scores_of(kind: str, rows: int, length: int) -> Tensor:
         "many ties": lambda: x.round(),
         "low bits": lambda: (0x3F800000 + (pick * 20).int()).view(torch.float32),
         "few finite": lambda: torch.where(pick > 2.4, x, -torch.inf),
+        "few lowest": lambda: torch.where(pick > 2.4, torch.finfo(x.dtype).min, -torch.inf),
         "NaN": lambda: torch.where(pick > 0, x, torch.nan),
         "all NaN": lambda: torch.full_like(x, torch.nan),
         "infinities": lambda: torch.where(pick > 1.5, torch.inf, torch.where(pick > 0, x, -x)),

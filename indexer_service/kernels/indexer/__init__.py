@@ -102,21 +102,9 @@ def select_ragged(
     out = _check_output(out, len(q), topk, q.device, name="topk")
     _check_options(workspace, enabled, q.device)
     impl = mqa_logits.ragged_implementation(impl, q)
-    arguments = (
-        q,
-        k,
-        k_scale,
-        weights,
-        row_start,
-        row_end,
-        topk,
-        out,
-        workspace,
-        enabled,
-        on_stage,
-    )
+    tensors = (q, k, k_scale, weights, row_start, row_end)
     with on(q.device):
-        _selects(impl).select_ragged(*arguments, impl=impl)
+        _selects(impl).select_ragged(*tensors, topk, out, workspace, enabled, on_stage, impl=impl)
     return out
 
 

@@ -155,7 +155,8 @@ def _private(enabled: Tensor | None, out: Tensor) -> Tensor | None:
 
 
 def _hand_over(answer: Tensor, enabled: Tensor | None, out: Tensor) -> None:
-    if answer is not out and enabled is not None:
+    """With 0 in `enabled`, `out` is given what it holds."""
+    if enabled is not None and answer is not out:
         torch.where(enabled != 0, answer, out, out=out)
 
 

@@ -2,7 +2,8 @@
 
     score[row, s] = k_scale[s] * sum_h weights[row, h] * relu(q[row, h] . k[s])
 
-`reference.py` says how these are rounded; the same bits come out whatever else is in the batch.
+`reference.py` computes them in float64 and rounds once; other implementations round more often.
+Whatever else is in the batch, an implementation gives a row the same bits.
 """
 
 import torch

@@ -98,7 +98,7 @@ def _multiply(tile, queries, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _sum_heads(products, weight, ROWS: gl.constexpr, HEADS: gl.constexpr, WARPS: gl.constexpr):
-    """As `head_sum.sum_heads`, in the same order: a thread's heads, then the four threads."""
+    """As `ragged_heads.sum_heads`, in the same order: a thread's heads, then the four threads."""
     KEYS: gl.constexpr = products.shape[0]
     terms = gl.maximum(products, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight[None, :]
     terms = gl.permute(gl.reshape(terms, [KEYS, ROWS, HEADS // 8, 4, 2]), (0, 1, 3, 2, 4))

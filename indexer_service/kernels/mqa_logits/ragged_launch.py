@@ -1,6 +1,5 @@
 """`mqa_logits.ragged` in Triton: from checked arguments to launched kernels."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from indexer_service.kernels.mqa_logits.decoded import decode_codes
 from indexer_service.kernels.mqa_logits.ragged_plan import Configuration
 from indexer_service.kernels.mqa_logits.ragged_tile import ragged_kernel
 
-DEFAULT_WORKSPACE = 64 << 20
+DECODE_WORKSPACE = 64 << 20
 _FEWEST_KEYS = 64
 """Decoded at a time, however small the workspace."""
 
@@ -51,11 +50,10 @@ def ragged(
     q, k, weights = _padded(q, k, weights)
     k_scale, row_start, row_end = (x.contiguous() for x in (k_scale, row_start, row_end))
     rows = (weights, row_start, row_end, out)
-    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
-        if native_fp8(arch):
-            _launch(chosen, q.view(E4M3), k.view(E4M3), 0, k_scale, *rows, fill, enabled)
-        else:
-            _decode_and_launch(chosen, q, k, k_scale, *rows, fill, enabled, workspace)
+    if native_fp8(arch):
+        _launch(chosen, q.view(E4M3), k.view(E4M3), 0, k_scale, *rows, fill, enabled)
+    else:
+        _decode_and_launch(chosen, q, k, k_scale, *rows, fill, enabled, workspace)
 
 
 def _decode_and_launch(
@@ -102,7 +100,7 @@ def decoded_bytes(
 
 def _turns(rows: int, heads: int, dim: int, keys: int, workspace: int | None) -> tuple[int, int]:
     """Keys and rows that are decoded at a time, each in half of the workspace."""
-    vectors = (DEFAULT_WORKSPACE if workspace is None else workspace) // (4 * dim)
+    vectors = (DECODE_WORKSPACE if workspace is None else workspace) // (4 * dim)
     return min(max(vectors, _FEWEST_KEYS), keys), min(max(vectors // heads, 1), rows)
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from indexer_service.kernels.e4m3 import SCALE_OF_PRODUCTS
-from indexer_service.kernels.mqa_logits.head_sum import sum_heads
+from indexer_service.kernels.mqa_logits.ragged_heads import sum_heads
 
 UNSPECIALISED = ("rows", "keys", "block_rows", "out_row")
 """Numbers whose values must not make new kernels."""

@@ -1,4 +1,6 @@
-"""A score's last step, from a row's products with a key to one number: a device function.
+"""From a key's products with a row's heads to its score: a device function of both ragged kernels.
+
+The paged kernels round in another order (`paged_heads.py`).
 
 Keys are the long side of the matrix product and heads the short one. A thread sums its heads of a
 key in their order, then the four threads that share the key join their sums; so the order depends
