@@ -37,8 +37,8 @@ def permutation(count: int) -> Tensor:
 def head_weights(rows: int, heads: int) -> Tensor:
     """fp32 [rows, heads], q's scale and the two square roots folded in, as a model's are.
 
-    Scores are then within fp16's range. vLLM's cooperative and persistent top-k sort by an fp16
-    key first, and choose wrongly where scores pass that range.
+    Scores are then within fp16's range, as a model's are: beyond it vLLM's cooperative and
+    persistent top-k chose wrongly.
     """
     return normal(rows, heads) * (2.0**-7 / (DIM * heads) ** 0.5)
 
