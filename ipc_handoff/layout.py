@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from functools import cached_property
 
+from ipc_handoff.device_layout import DeviceLayout
 from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.words import WORD_BYTES
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 MAGIC = 0x5844_4E49_5F41_5344  # "DSA_INDX" as little-endian bytes
 CACHE_LINE = 64
 
@@ -96,6 +97,11 @@ class HandoffGeometry:
         return SlottedLayout.of(self.slots, [("indices", self.max_rows * self.top_k * 4)])
 
     @cached_property
+    def device(self) -> DeviceLayout:
+        """Of banks in device memory; the control block stays in the host's."""
+        return DeviceLayout.of(self)
+
+    @cached_property
     def fingerprint(self) -> int:
         """64 bits that differ when any byte lies elsewhere or means something else.
 
@@ -108,6 +114,7 @@ class HandoffGeometry:
             parts.append(f"{label}={layout.size}")
         parts.append(f"slots={self.control.plan_slot},{self.control.report_slot}")
         parts += [stage.name for stage in SERVICE_STAGES]
+        parts.append(repr(astuple(self.device)))
         return int.from_bytes(hashlib.sha256(";".join(parts).encode()).digest()[:8], "little")
 
 
