@@ -3,16 +3,18 @@
 A *bank* holds control block, staging and answers. An attachment uses one bank; when it ends
 without a clean close, the bank is *retired*: the old service may still write its answers
 there, so nobody uses it again until that service has drained (said so in the control block)
-or its process is proven dead.
+or its process is proven dead. What a dead process had begun on a GPU may run on for a while:
+banks in device memory wait for that too.
 
 A *slot* of a bank belongs to one step (`step % slots`). Inside a step the slot's q, weights
 and answers are used layer after layer: the worker stages a layer only after the last one's
 answer came (or the attachment ended), so one place a slot is enough.
 """
 
-from collections.abc import Callable
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -89,23 +91,51 @@ def _view(memory: SharedMemory, area: Area, base: int, spec: TensorSpec) -> torc
     return memory.tensor(base + area.offset, area.size, spec, area.name)
 
 
-class HostBank:
-    """One bank in host memory (worker's side)."""
+class Bank(ABC):
+    """One bank (worker's side), made by the pool's factory.
+
+    Attributes:
+        number: of the bank in its pool.
+        memories: region name -> the memory that is wholly that region.
+        control: the control block, in host memory wherever the rest lies.
+    """
+
+    number: int
+    memories: Mapping[str, SharedMemory]
+    control: WorkerControl
+
+    @abstractmethod
+    def start(self, epoch: int) -> None:
+        """Reset every word for a new attachment; nobody else may be mapped to the bank then."""
+
+    def close(self) -> None:
+        for memory in self.memories.values():
+            memory.close()
+
+
+def control_memory(geometry: HandoffGeometry, number: int) -> HostMemory:
+    """Memory of a bank's control block."""
+    return HostMemory.create(geometry.control.size, f"{CONTROL}{number}")
+
+
+class HostBank(Bank):
+    """A bank in host memory."""
 
     def __init__(self, geometry: HandoffGeometry, number: int) -> None:
         self.number = number
-        sizes = {
-            CONTROL: geometry.control.size,
-            STAGING: geometry.staging.size,
-            ANSWERS: geometry.answers.size,
+        control = control_memory(geometry, number)
+        self.memories: dict[str, HostMemory] = {
+            CONTROL: control,
+            STAGING: HostMemory.create(geometry.staging.size, f"{STAGING}{number}"),
+            ANSWERS: HostMemory.create(geometry.answers.size, f"{ANSWERS}{number}"),
         }
-        self.memories = {
-            name: HostMemory.create(size, f"{name}{number}") for name, size in sizes.items()
-        }
-        self.control = WorkerControl(self.memories[CONTROL].view(), geometry)
+        self.control = WorkerControl(control.view(), geometry)
         self.staging = staging_slots(self.memories[STAGING], geometry)
         self.answers = answer_slots(self.memories[ANSWERS], geometry)
         self._geometry = geometry
+
+    def start(self, epoch: int) -> None:
+        self.control.start(epoch)
 
     def staging_of(self, step: int) -> StagingSlot:
         """The inputs of `step`."""
@@ -115,27 +145,40 @@ class HostBank:
         """The answers of `step`, int32 [max_rows, top_k]."""
         return self.answers[self._geometry.answers.slot_of(step)]
 
-    def close(self) -> None:
-        for memory in self.memories.values():
-            memory.close()
 
+@dataclass
+class _Retired:
+    """died_at: when the writer's death was seen; None while it is not proven."""
 
-class _Retired(NamedTuple):
-    bank: HostBank
+    bank: Bank
     writer: ProcessWatch
     on_dead: Callable[[], None]
+    died_at: float | None = None
 
 
 class BankPool:
-    """Hands out banks and takes them back when nobody can write them any more."""
+    """Hands out banks and takes them back when nobody can write them any more.
 
-    def __init__(self, geometry: HandoffGeometry, banks: int = 2) -> None:
-        self._geometry = geometry
-        self._free = [HostBank(geometry, number) for number in range(banks)]
-        self._in_use: list[HostBank] = []
+    Args:
+        make_bank: makes the bank of a number.
+        banks: how many.
+        quarantine_seconds: how long a bank rests after its service died without having drained.
+    """
+
+    def __init__(
+        self,
+        make_bank: Callable[[int], Bank],
+        banks: int = 2,
+        *,
+        quarantine_seconds: float = 0.0,
+    ) -> None:
+        self._make_bank = make_bank
+        self._quarantine = quarantine_seconds
+        self._free = [make_bank(number) for number in range(banks)]
+        self._in_use: list[Bank] = []
         self._retired: list[_Retired] = []
 
-    def take(self) -> HostBank | None:
+    def take(self) -> Bank | None:
         """A free bank, or None: then stay inline."""
         self._reclaim()
         if not self._free:
@@ -143,7 +186,7 @@ class BankPool:
         self._in_use.append(self._free.pop())
         return self._in_use[-1]
 
-    def give_back(self, bank: HostBank) -> None:
+    def give_back(self, bank: Bank) -> None:
         """After a clean end: the service has drained.
 
         Raises:
@@ -153,7 +196,7 @@ class BankPool:
         self._free.append(bank)
 
     def retire(
-        self, bank: HostBank, writer: ProcessWatch, on_dead: Callable[[], None] = lambda: None
+        self, bank: Bank, writer: ProcessWatch, on_dead: Callable[[], None] = lambda: None
     ) -> None:
         """After any other end.
 
@@ -167,7 +210,7 @@ class BankPool:
         self._in_use.remove(bank)
         self._retired.append(_Retired(bank, writer, on_dead))
 
-    def replace(self, bank: HostBank) -> None:
+    def replace(self, bank: Bank) -> None:
         """After sharing it got no answer: a service that never had it will not drain it.
 
         A new bank takes its place; the old one's memory goes with its last mapping.
@@ -177,21 +220,29 @@ class BankPool:
         """
         self._in_use.remove(bank)
         bank.close()
-        self._free.append(HostBank(self._geometry, bank.number))
+        self._free.append(self._make_bank(bank.number))
 
     def _reclaim(self) -> None:
         waiting = []
         for retired in self._retired:
-            is_dead = retired.writer.is_dead()  # First: the dead drain no more.
-            is_drained = retired.bank.control.bells.is_drained()
-            if is_dead and not is_drained:
-                retired.on_dead()
-            if is_dead or is_drained:
+            if self._is_writable(retired):
+                waiting.append(retired)
+            else:
                 retired.writer.close()
                 self._free.append(retired.bank)
-            else:
-                waiting.append(retired)
         self._retired = waiting
+
+    def _is_writable(self, retired: _Retired) -> bool:
+        """Whether the old service may still write its bank."""
+        is_dead = retired.died_at is not None or retired.writer.is_dead()
+        if retired.bank.control.bells.is_drained():  # Asked last: the dead drain no more.
+            return False
+        if not is_dead:
+            return True
+        if retired.died_at is None:
+            retired.died_at = time.monotonic()
+            retired.on_dead()
+        return time.monotonic() < retired.died_at + self._quarantine
 
     @property
     def retired(self) -> int:

@@ -16,6 +16,10 @@ class RegionError(HandoffError):
     """
 
 
+class RegionUnavailable(RegionError):
+    """Memory described rightly that cannot be shared or opened as things are now."""
+
+
 class RingFull(HandoffError):
     """The consumer does not keep up; the producer must detach, never wait."""
 

@@ -2,8 +2,8 @@
 
 A *memory* is one mapping; a *region* is a named, shaped view of part of it. The owner makes
 a memory and sends its handle; the peer opens the handle. Here: `HostMemory`, a sealed memfd
-(no name in a file system, so a killed owner leaks nothing). CUDA IPC memory has the same
-interface.
+(no name in a file system, so a killed owner leaks nothing). `cuda_regions.CudaMemory` is its
+sibling in device memory.
 """
 
 import fcntl
@@ -42,6 +42,11 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     strides: tuple[int, ...] = field(default=())
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "TensorSpec":
+        """What describes `tensor` from its first element on."""
+        return cls(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
 
     @property
     def element_strides(self) -> tuple[int, ...]:
@@ -106,6 +111,27 @@ class SharedMemory(ABC):
             raise RegionError(
                 f"{field_name}.byte_size: bytes {offset} to {offset + byte_size} of a memory of "
                 f"{self.byte_size} (fix: stay inside the memory)"
+            )
+
+    def check_view(
+        self, offset: int, byte_size: int, spec: TensorSpec, field_name: str, address: int = 0
+    ) -> None:
+        """Raise RegionError unless `tensor` can make this view.
+
+        Args:
+            address: of the memory's first byte, where it may be misaligned.
+        """
+        spec.check(field_name)
+        self.check_range(offset, byte_size, field_name)
+        if spec.byte_size > byte_size:
+            raise RegionError(
+                f"{field_name}.byte_size: {byte_size}, but shape and strides reach "
+                f"{spec.byte_size} bytes (fix: a longer region or a smaller shape)"
+            )
+        if (address + offset) % spec.dtype.itemsize:
+            raise RegionError(
+                f"{field_name}.offset: {offset} is not a multiple of the element size "
+                f"{spec.dtype.itemsize} (fix: align it)"
             )
 
 
@@ -177,18 +203,7 @@ class HostMemory(SharedMemory):
     def tensor(
         self, offset: int, byte_size: int, spec: TensorSpec, field_name: str
     ) -> torch.Tensor:
-        spec.check(field_name)
-        self.check_range(offset, byte_size, field_name)
-        if spec.byte_size > byte_size:
-            raise RegionError(
-                f"{field_name}.byte_size: {byte_size}, but shape and strides reach "
-                f"{spec.byte_size} bytes (fix: a longer region or a smaller shape)"
-            )
-        if offset % spec.dtype.itemsize:
-            raise RegionError(
-                f"{field_name}.offset: {offset} is not a multiple of the element size "
-                f"{spec.dtype.itemsize} (fix: align it)"
-            )
+        self.check_view(offset, byte_size, spec, field_name)
         # torch keeps the object it was given alive but not its buffer: given the mmap itself, a
         # close would unmap under the tensor. A memoryview holds the mmap open.
         flat = torch.frombuffer(self.view(offset, spec.byte_size), dtype=torch.uint8)
@@ -211,7 +226,7 @@ class SharedTensor:
         offset: bytes from the memory's start.
     """
 
-    memory: HostMemory
+    memory: SharedMemory
     offset: int
     spec: TensorSpec
     tensor: torch.Tensor
@@ -224,7 +239,20 @@ class SharedTensor:
         return cls.in_memory(HostMemory.create(spec.byte_size, label), spec)
 
     @classmethod
-    def in_memory(cls, memory: HostMemory, spec: TensorSpec, offset: int = 0) -> "SharedTensor":
+    def in_memory(cls, memory: SharedMemory, spec: TensorSpec, offset: int = 0) -> "SharedTensor":
         """View `spec` at byte `offset` of `memory`."""
         tensor = memory.tensor(offset, spec.byte_size, spec, "tensor")
         return cls(memory, offset, spec, tensor)
+
+    @classmethod
+    def of_cuda(cls, tensor: torch.Tensor, label: str = "tensor") -> "SharedTensor":
+        """An existing CUDA tensor, where it lies; it is kept alive.
+
+        Raises:
+            RegionError: it cannot be exported; names `label`, and the setting to change.
+        """
+        # Here, because that module is built on this one, and only a GPU's owner needs it.
+        from ipc_handoff.cuda_regions import CudaMemory
+
+        memory = CudaMemory.of_tensor(tensor, label)
+        return cls(memory, 0, TensorSpec.of(tensor), tensor)

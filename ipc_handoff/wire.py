@@ -1,6 +1,7 @@
 """How the data contract's terms are written in the control contract's messages."""
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from ipc_handoff.cuda_regions import HANDLE_BYTES, CudaExport
 from ipc_handoff.errors import RegionError
 from ipc_handoff.layout import LAYOUT_VERSION, HandoffGeometry
 from ipc_handoff.regions import DTYPES, TensorSpec
@@ -25,6 +26,44 @@ def host_region(
         shape=spec.shape,
         strides=spec.strides,
         data_type=_PREFIX + _NAMES[spec.dtype],
+    )
+
+
+def cuda_region(name: str, export: CudaExport, spec: TensorSpec, offset: int = 0) -> pb.Region:
+    """Describe a view of exported device memory, `offset` bytes behind the export's first."""
+    return pb.Region(
+        name=name,
+        cuda_ipc=pb.CudaIpcMemory(
+            handle=export.handle,
+            offset=export.offset + offset,
+            gpu_uuid=export.gpu_uuid,
+            allocation=export.allocation,
+        ),
+        byte_size=spec.byte_size,
+        shape=spec.shape,
+        strides=spec.strides,
+        data_type=_PREFIX + _NAMES[spec.dtype],
+    )
+
+
+def cuda_export(region: pb.Region) -> CudaExport:
+    """The device memory that a region names.
+
+    Raises:
+        RegionError: no handle, no GPU, or a number that makes no sense.
+    """
+    memory, field = region.cuda_ipc, f"{region.name}.cuda_ipc"
+    if len(memory.handle) != HANDLE_BYTES:
+        raise RegionError(
+            f"{field}.handle: {len(memory.handle)} bytes (fix: the {HANDLE_BYTES} of "
+            "cudaIpcGetMemHandle)"
+        )
+    if not memory.gpu_uuid:
+        raise RegionError(f"{field}.gpu_uuid: is empty (fix: the UUID of the memory's GPU)")
+    if not memory.allocation:
+        raise RegionError(f"{field}.allocation: 0 (fix: number allocations from 1)")
+    return CudaExport(
+        memory.handle, memory.offset, region.byte_size, memory.gpu_uuid, memory.allocation
     )
 
 

@@ -19,7 +19,8 @@ from indexer_client.plan_channel import PlanChannel, RingPlans, StreamPlans
 from indexer_client.remote_traces import RemoteTraces
 from indexer_client.settings import ClientSettings
 from ipc_handoff.addresses import socket_path
-from ipc_handoff.banks import BankPool, HostBank, k_cache_region
+from ipc_handoff.banks import Bank, BankPool, k_cache_region
+from ipc_handoff.cuda_regions import CudaMemory
 from ipc_handoff.descriptors import (
     FIRST_REGION_TOKEN,
     WAKE_SERVICE_TOKEN,
@@ -30,10 +31,10 @@ from ipc_handoff.doorbells import WorkerBells
 from ipc_handoff.errors import DescriptorRefused
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.processes import ProcessWatch
-from ipc_handoff.regions import DTYPES, HostMemory, SharedTensor, TensorSpec
+from ipc_handoff.regions import DTYPES, HostMemory, SharedMemory, SharedTensor, TensorSpec
 from ipc_handoff.tracing import Tracing
 from ipc_handoff.wakeups import Wakeup
-from ipc_handoff.wire import geometry_message, host_region, layout_message
+from ipc_handoff.wire import cuda_region, geometry_message, host_region, layout_message
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Attachment:
     def __init__(
         self,
         request: AttachRequest,
-        bank: HostBank,
+        bank: Bank,
         on_detached: Callable[[], None],
         on_lost_stamps: Callable[[int], None],
     ) -> None:
@@ -105,7 +106,7 @@ class Attachment:
         self.lease_seconds = opened.lease_seconds
         self.reasons = tuple(opened.reasons)
         self.remote_traces = RemoteTraces(self._request.geometry, self.epoch)
-        self.bank.control.start(self.epoch)
+        self.bank.start(self.epoch)
         self.bells = self.bank.control.bells
         try:
             check_opened(request, opened)
@@ -137,20 +138,21 @@ class Attachment:
         connection.send(WAKE_WORKER_TOKEN, self.wake_worker.fileno())
         tokens: dict[int, int] = {}
 
-        def token_of(memory: HostMemory) -> int:
+        def region(name: str, memory: SharedMemory, spec: TensorSpec, offset: int = 0) -> pb.Region:
+            if isinstance(memory, CudaMemory):
+                return cuda_region(name, memory.export, spec, offset)
+            assert isinstance(memory, HostMemory)
             if id(memory) not in tokens:
                 tokens[id(memory)] = FIRST_REGION_TOKEN + len(tokens)
                 connection.send(tokens[id(memory)], memory.fileno())
-            return tokens[id(memory)]
+            return host_region(name, tokens[id(memory)], spec, offset=offset)
 
         regions = [
-            host_region(name, token_of(memory), TensorSpec((memory.byte_size,), DTYPES["UINT8"]))
+            region(name, memory, TensorSpec((memory.byte_size,), DTYPES["UINT8"]))
             for name, memory in self.bank.memories.items()
         ]
         regions += [
-            host_region(
-                k_cache_region(layer), token_of(cache.memory), cache.spec, offset=cache.offset
-            )
+            region(k_cache_region(layer), cache.memory, cache.spec, cache.offset)
             for layer, cache in self._request.k_caches.items()
         ]
         self._perhaps_exposed = True

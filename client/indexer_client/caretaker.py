@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from indexer_client.attachment import Attachment, AttachRequest
 from indexer_client.errors import SESSION_LOST, AttachRefused, IndexerError
-from ipc_handoff.banks import BankPool, HostBank
+from ipc_handoff.banks import Bank, BankPool
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class Caretaker:
         logger.info("epoch %d: attached in %.3f s", attachment.epoch, time.monotonic() - began)
         return True
 
-    def _opened(self, bank: HostBank) -> Attachment:
+    def _opened(self, bank: Bank) -> Attachment:
         try:
             attachment = Attachment(self._request, bank, self._detached, self._stamps_lost)
         except BaseException:

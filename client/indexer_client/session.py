@@ -21,7 +21,7 @@ from indexer_client.settings import ClientSettings
 from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
 from indexer_client.statistics import Statistics
 from indexer_client.step import Begun, Step
-from ipc_handoff.banks import BankPool
+from ipc_handoff.banks import BankPool, HostBank
 from ipc_handoff.layout import STAMPED_STEPS, HandoffGeometry
 from ipc_handoff.regions import SharedTensor
 from ipc_handoff.stages import WORKER_STAGES
@@ -73,7 +73,9 @@ class Session:
             configuration_hash=configuration.hash if configuration is not None else "",
             tracing=self._tracing,
         )
-        self._caretaker = Caretaker(request, BankPool(geometry, self.settings.banks))
+        self._caretaker = Caretaker(
+            request, BankPool(partial(HostBank, geometry), self.settings.banks)
+        )
         self._private = torch.empty(geometry.max_rows, geometry.top_k, dtype=torch.int32)
         self._stamps = StampRing.private(STAMPED_STEPS, len(geometry.layers), len(WORKER_STAGES))
         self._attachment: Attachment | None = None

@@ -3,10 +3,13 @@
 The order is the protocol's: data first, then the doorbell word, then the wake-up.
 """
 
+from typing import cast
+
 import torch
 
 from indexer_client.attachment import Attachment
 from indexer_client.inputs import StepInputs
+from ipc_handoff.banks import HostBank
 from ipc_handoff.layout import HandoffGeometry
 
 _NO_PAGE = -1
@@ -15,7 +18,7 @@ _E4M3 = (torch.float8_e4m3fn, torch.uint8)
 
 def publish(attachment: Attachment, step: int, inputs: StepInputs) -> None:
     """Stage what all layers of a step share, then say so."""
-    slot = attachment.bank.staging_of(step)
+    slot = _bank(attachment).staging_of(step)
     slot.query_start[: inputs.requests + 1].copy_(inputs.query_start)
     slot.seq_lens[: inputs.requests].copy_(inputs.seq_lens)
     width = inputs.block_table.shape[1]
@@ -29,7 +32,7 @@ def publish(attachment: Attachment, step: int, inputs: StepInputs) -> None:
 
 def stage_layer(attachment: Attachment, step: int, q: torch.Tensor, weights: torch.Tensor) -> None:
     """Stage q and weights of one layer."""
-    slot = attachment.bank.staging_of(step)
+    slot = _bank(attachment).staging_of(step)
     slot.q[: len(q)].view(torch.uint8).copy_(q.view(torch.uint8))
     slot.weights[: len(weights)].copy_(weights)
 
@@ -42,7 +45,7 @@ def request(attachment: Attachment, step: int, layer: int) -> None:
 
 def answers(attachment: Attachment, step: int, rows: int) -> torch.Tensor:
     """int32 [rows, top_k], in place; valid once the layer's answer has been waited for."""
-    return attachment.bank.answers_of(step)[:rows]
+    return _bank(attachment).answers_of(step)[:rows]
 
 
 def check_tensors(
@@ -62,3 +65,8 @@ def check_tensors(
             raise ValueError(
                 f"{name}: {tensor.dtype} {list(tensor.shape)} (fix: {dtypes[0]} {list(shape)})"
             )
+
+
+def _bank(attachment: Attachment) -> HostBank:
+    """The CPU's sessions have no other banks."""
+    return cast(HostBank, attachment.bank)

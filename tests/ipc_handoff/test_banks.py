@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 import torch
@@ -139,7 +140,7 @@ def test_a_memory_shorter_than_its_slots_is_refused(
 
 
 def test_the_pool_hands_out_each_bank_once_and_then_none() -> None:
-    pool = BankPool(G, 2)
+    pool = BankPool(partial(HostBank, G), 2)
     one, two = pool.take(), pool.take()
     assert one is not None
     assert two is not None
@@ -152,7 +153,7 @@ def test_the_pool_hands_out_each_bank_once_and_then_none() -> None:
 
 
 def test_a_retired_bank_comes_back_after_its_service_drained() -> None:
-    pool = BankPool(G, 1)
+    pool = BankPool(partial(HostBank, G), 1)
     bank = pool.take()
     assert bank is not None
     service = attach(bank, 1)
@@ -165,7 +166,7 @@ def test_a_retired_bank_comes_back_after_its_service_drained() -> None:
 
 
 def test_a_retired_bank_comes_back_after_proof_of_death() -> None:
-    pool = BankPool(G, 1)
+    pool = BankPool(partial(HostBank, G), 1)
     bank = pool.take()
     assert bank is not None
     attach(bank, 1)
@@ -176,7 +177,7 @@ def test_a_retired_bank_comes_back_after_proof_of_death() -> None:
 
 
 def test_a_process_that_cannot_be_watched_never_frees_a_bank() -> None:
-    pool = BankPool(G, 1)
+    pool = BankPool(partial(HostBank, G), 1)
     bank = pool.take()
     assert bank is not None
     attach(bank, 1)
@@ -186,7 +187,7 @@ def test_a_process_that_cannot_be_watched_never_frees_a_bank() -> None:
 
 
 def test_one_retired_bank_does_not_hold_up_another() -> None:
-    pool = BankPool(G, 2)
+    pool = BankPool(partial(HostBank, G), 2)
     one, two = pool.take(), pool.take()
     assert one is not None
     assert two is not None
@@ -201,7 +202,7 @@ def test_one_retired_bank_does_not_hold_up_another() -> None:
 
 
 def test_a_drained_word_of_the_attachment_before_does_not_free_the_next() -> None:
-    pool = BankPool(G, 1)
+    pool = BankPool(partial(HostBank, G), 1)
     bank = pool.take()
     assert bank is not None
     attach(bank, 1).bells.drained()
@@ -236,12 +237,12 @@ def answer_of_a_late_service(pool: BankPool) -> int:
 
 
 def test_a_service_that_thaws_late_writes_into_no_used_bank_and_into_a_planted_pool_s() -> None:
-    assert answer_of_a_late_service(BankPool(G, 2)) == 7
-    assert answer_of_a_late_service(ForgetsRetirement(G, 2)) == 3
+    assert answer_of_a_late_service(BankPool(partial(HostBank, G), 2)) == 7
+    assert answer_of_a_late_service(ForgetsRetirement(partial(HostBank, G), 2)) == 3
 
 
 def test_the_watch_of_a_retired_bank_is_closed_with_it() -> None:
-    pool = BankPool(G, 2)
+    pool = BankPool(partial(HostBank, G), 2)
     one, two = pool.take(), pool.take()
     assert one is not None
     assert two is not None
@@ -272,7 +273,7 @@ def test_a_closed_bank_leaves_no_descriptor_and_no_mapping() -> None:
 
 def test_a_closed_pool_leaves_no_descriptor_whatever_state_its_banks_are_in() -> None:
     with no_descriptor_leaks():
-        pool = BankPool(G, 3)
+        pool = BankPool(partial(HostBank, G), 3)
         retired = pool.take()
         assert retired is not None
         attach(retired, 1)
@@ -300,7 +301,7 @@ def test_slots_of_a_larger_step_count_come_round() -> None:
 
 
 def test_a_bank_that_is_not_in_use_is_not_taken_back() -> None:
-    pool = BankPool(GEOMETRY, banks=1)
+    pool = BankPool(partial(HostBank, GEOMETRY), banks=1)
     bank = pool.take()
     assert bank is not None
     pool.give_back(bank)
