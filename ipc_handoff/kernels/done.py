@@ -1,0 +1,74 @@
+"""The service tells that a layer is answered, or that a window of work is finished."""
+
+import triton
+import triton.language as tl
+
+from ipc_handoff.device import line, nanoseconds, ring, stamp, stamps_of
+from ipc_handoff.device_layout import AnswersWord
+from ipc_handoff.kernels.launch import dependent_launch
+from ipc_handoff.kernels.service_memory import ServiceMemory
+from ipc_handoff.kernels.words import Live, PlanWord
+from ipc_handoff.stages import ServiceStage
+
+STEP = tl.constexpr(int(PlanWord.STEP))
+LIVE = tl.constexpr(int(Live.LIVE))
+LAYERS_ANSWERED = tl.constexpr(int(Live.ANSWERED))
+PROGRESS = tl.constexpr(int(AnswersWord.PROGRESS))
+DONES = tl.constexpr(int(AnswersWord.DONES))
+STAGES = tl.constexpr(len(ServiceStage))
+TOPK_DONE = tl.constexpr(int(ServiceStage.TOPK_DONE))
+ANSWERED = tl.constexpr(int(ServiceStage.ANSWERED))
+
+_WINDOW = -1
+"""Stands for the ordinal where no layer is done yet."""
+
+
+@triton.jit(
+    do_not_specialize=("answers", "ordinal", "stamps", "stamped", "stamp_stride"),
+    do_not_specialize_on_alignment=("plan", "live", "progress"),
+)
+def done_kernel(
+    plan, live, progress, answers: tl.int64, ordinal, stamps: tl.int64, stamped,
+    stamp_stride: tl.int64, PTX: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Ring for a layer, unless `ordinal` is negative, and for progress. One program.
+
+    The kernel before it on the stream stored the answer; that kernel's end orders it before this.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    step = tl.load(plan + STEP)
+    made = tl.load(progress) + 1
+    answered = tl.load(live + LAYERS_ANSWERED) + 1
+    if tl.load(live + LIVE) != 0:
+        tl.debug_barrier()
+        if ordinal >= 0:
+            block = stamps_of(stamps, step, stamped, stamp_stride)
+            # Before the bell: what it causes must not look earlier than it.
+            now = nanoseconds(PTX)
+            stamp(block, ordinal * STAGES + TOPK_DONE, now)
+            stamp(block, ordinal * STAGES + ANSWERED, now)
+            ring(line(answers, DONES + ordinal), step, PTX)
+            tl.store(live + LAYERS_ANSWERED, answered)
+        tl.store(progress, made)
+        ring(line(answers, PROGRESS), made, PTX)
+
+
+def done(memory: ServiceMemory, ordinal: int) -> None:
+    """Tell the worker that a layer's answer is written; can be captured."""
+    _tell(memory, ordinal)
+
+
+def advance(memory: ServiceMemory) -> None:
+    """Tell the worker that one more window of work is finished."""
+    _tell(memory, _WINDOW)
+
+
+def _tell(memory: ServiceMemory, ordinal: int) -> None:
+    dependent = dependent_launch(memory.device)
+    done_kernel[(1,)](
+        memory.plan, memory.live, memory.progress, memory.answers, ordinal,
+        *memory.stamp_numbers,
+        PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""The service waits until the worker has written what comes next, or gives the step up."""
+
+import triton
+import triton.language as tl
+
+from ipc_handoff.device import clear_stamps, line, look, nanoseconds, ring, stamp, stamps_of
+from ipc_handoff.device_layout import AnswersWord, StagingWord
+from ipc_handoff.kernels.launch import dependent_launch
+from ipc_handoff.kernels.service_memory import ServiceMemory
+from ipc_handoff.kernels.words import Gate, GateEnd, Live, PlanWord
+from ipc_handoff.stages import ServiceStage
+
+STEP = tl.constexpr(int(PlanWord.STEP))
+LIVE = tl.constexpr(int(Live.LIVE))
+REASON = tl.constexpr(int(Live.REASON))
+LAYERS_ANSWERED = tl.constexpr(int(Live.ANSWERED))
+GATE_PUBLISHED = tl.constexpr(int(Gate.PUBLISHED))
+GATE_FIRST_LAYER = tl.constexpr(int(Gate.FIRST_LAYER))
+PASSED = tl.constexpr(int(GateEnd.PASSED))
+LATE = tl.constexpr(int(GateEnd.LATE))
+NEWER = tl.constexpr(int(GateEnd.NEWER))
+IS_DETACHED = tl.constexpr(int(GateEnd.DETACHED))
+CLOSING = tl.constexpr(int(GateEnd.CLOSING))
+PUBLISHED = tl.constexpr(int(StagingWord.PUBLISHED))
+DETACHED = tl.constexpr(int(StagingWord.DETACHED))
+REQUESTS = tl.constexpr(int(StagingWord.REQUESTS))
+CANCELLED = tl.constexpr(int(AnswersWord.CANCELLED))
+STAGES = tl.constexpr(len(ServiceStage))
+GATE_BEGUN = tl.constexpr(int(ServiceStage.GATE_BEGUN))
+GATE_PASSED = tl.constexpr(int(ServiceStage.GATE_PASSED))
+
+OFTEN = tl.constexpr(16)
+"""Looks at the word between two looks at the others."""
+SELDOM = tl.constexpr(256)
+"""The same for the host's memory, which is far away."""
+CLEARED = tl.constexpr(128)
+"""Stamps that are cleared at a time."""
+
+
+@triton.jit
+def _otherwise(step, staging, closing, looks, since, bound, PTX: tl.constexpr):
+    """Why not to wait any longer; 0: go on."""
+    end = tl.full((), 0, tl.int32)
+    if nanoseconds(PTX) - since >= bound:
+        end = tl.full((), LATE, tl.int32)
+    if looks % SELDOM == 0:
+        if look(closing.to(tl.int64), PTX) != 0:
+            end = tl.full((), CLOSING, tl.int32)
+    if look(line(staging, DETACHED), PTX) != 0:
+        end = tl.full((), IS_DETACHED, tl.int32)
+    if look(line(staging, PUBLISHED), PTX) > step:
+        end = tl.full((), NEWER, tl.int32)
+    return end
+
+
+@triton.jit(
+    do_not_specialize=(
+        "staging", "answers", "gate", "ordinal", "bound", "stamps", "stamped", "stamp_stride",
+        "cells",
+    ),
+    do_not_specialize_on_alignment=("plan", "live", "closing"),
+)  # fmt: skip
+def gate_kernel(
+    plan, live, closing, staging: tl.int64, answers: tl.int64, gate, ordinal, bound: tl.int64,
+    stamps: tl.int64, stamped, stamp_stride: tl.int64, cells, PTX: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Wait until the worker has written this step, or give the rest of it up. One program.
+
+    plan: int64, see `PlanWord`. live: int32, see `Live`. closing: int64 [1] in pinned host memory;
+    not 0: the service wants the step to end. gate: see `Gate`. bound: nanoseconds.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    step = tl.load(plan + STEP)
+    wanted = tl.load(live + LIVE) != 0
+    at = line(staging, REQUESTS + ordinal)
+    block = stamps_of(stamps, step, stamped, stamp_stride)
+    since = nanoseconds(PTX)
+    end = tl.full((), 0, tl.int32)
+    if gate == GATE_PUBLISHED:
+        wanted = tl.full((), True, tl.int1)
+        at = line(staging, PUBLISHED)
+        clear_stamps(block, step, cells, CLEARED)
+    if wanted:
+        looks = tl.full((), 1, tl.int32)
+        while end == 0:
+            if look(at, PTX) == step:
+                end = tl.full((), PASSED, tl.int32)
+            elif looks % OFTEN == 0:
+                end = _otherwise(step, staging, closing, looks, since, bound, PTX)
+            looks += 1
+        if (end == PASSED) & (gate == GATE_FIRST_LAYER):
+            # A newer step may have been staged over what was copied behind the first gate.
+            if look(line(staging, PUBLISHED), PTX) != step:
+                end = tl.full((), NEWER, tl.int32)
+        tl.debug_barrier()
+    if PDL:
+        # Not before: what follows is large, and would hold room that the worker needs to come.
+        tl.extra.cuda.gdc_launch_dependents()
+    if wanted:
+        tl.store(live + LIVE, (end == PASSED).to(tl.int32))
+        if gate == GATE_PUBLISHED:
+            tl.store(live + LAYERS_ANSWERED, 0)
+            tl.store(live + REASON, end)
+        elif end == PASSED:
+            stamp(block, ordinal * STAGES + GATE_BEGUN, since)
+            stamp(block, ordinal * STAGES + GATE_PASSED, nanoseconds(PTX))
+        else:
+            tl.store(live + REASON, end)
+        if end != PASSED:
+            ring(line(answers, CANCELLED), step, PTX)
+
+
+def gate(memory: ServiceMemory, kind: Gate, *, ordinal: int = 0, bound: int) -> None:
+    """Gate the stream until the worker has written the plan's step; can be captured.
+
+    Args:
+        ordinal: of the layer.
+        bound: nanoseconds after which the step is given up.
+    """
+    dependent = dependent_launch(memory.device)
+    gate_kernel[(1,)](
+        memory.plan, memory.live, memory.closing, memory.staging, memory.answers, int(kind),
+        ordinal, bound, *memory.stamp_numbers, memory.cells,
+        PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
+    )  # fmt: skip

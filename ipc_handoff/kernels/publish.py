@@ -1,0 +1,122 @@
+"""The worker publishes a step: lengths and tables are staged, then the word says so."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ipc_handoff.device import (
+    clear_stamps,
+    int32_at,
+    last_to_arrive,
+    line,
+    ring,
+    stamps_of,
+)
+from ipc_handoff.device_layout import StagingWord
+from ipc_handoff.kernels.worker_memory import WorkerMemory
+from ipc_handoff.kernels.words import WorkerState
+
+ARMED = tl.constexpr(int(WorkerState.ARMED))
+ROWS = tl.constexpr(int(WorkerState.ROWS))
+BANK = tl.constexpr(int(WorkerState.BANK))
+ATTACHMENT = tl.constexpr(int(WorkerState.ATTACHMENT))
+LOST = tl.constexpr(int(WorkerState.LOST))
+PUBLISHED = tl.constexpr(int(StagingWord.PUBLISHED))
+
+_NUMBERS = (
+    "step", "attachment", "bank", "rows", "requests", "given", "needed", "table_stride",
+    "slots", "slots_at", "slot_stride", "query_start_at", "seq_lens_at", "table_at", "table_width",
+    "stamps", "stamped", "stamp_stride", "cells",
+)  # fmt: skip
+_COLUMNS = 512
+"""Of a table's row, at a time."""
+
+
+@triton.jit(
+    do_not_specialize=_NUMBERS,
+    do_not_specialize_on_alignment=(
+        "query_start", "seq_lens", "block_table", "state", "banks", "arrived",
+    ),
+)  # fmt: skip
+def publish_kernel(
+    query_start, seq_lens, block_table, state, banks, arrived, step: tl.int64,
+    attachment: tl.int64, bank, rows, requests, given, needed, table_stride: tl.int64, slots,
+    slots_at: tl.int64, slot_stride: tl.int64, query_start_at: tl.int64, seq_lens_at: tl.int64,
+    table_at: tl.int64, table_width, stamps: tl.int64, stamped, stamp_stride: tl.int64, cells,
+    BLOCK: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Stage what all layers of a step share, arm the step, then say so. A program a request.
+
+    Unless a wait has given the attachment up meanwhile: then the forward works inline.
+    given: columns of the caller's table; needed: columns that the plan's lengths can reach, of
+    which those behind the given ones become -1.
+    """
+    request = tl.program_id(0)
+    is_lost = tl.load(state + LOST) == attachment
+    base = tl.load(banks + 2 * bank)
+    slot = base + slots_at + (step % slots) * slot_stride
+    if not is_lost:
+        length = tl.load(seq_lens + request)
+        tl.store(int32_at(slot + seq_lens_at) + request, length)
+        start = tl.load(query_start + request)
+        tl.store(int32_at(slot + query_start_at) + request, start)
+        to = int32_at(slot + table_at) + tl.cast(request, tl.int64) * table_width
+        row = block_table + tl.cast(request, tl.int64) * table_stride
+        for first in range(0, needed, BLOCK):
+            column = first + tl.arange(0, BLOCK)
+            page = tl.load(row + column, mask=column < given, other=-1)
+            tl.store(to + column, page, mask=column < needed)
+        if request == 0:
+            end = tl.load(query_start + requests)
+            tl.store(int32_at(slot + query_start_at) + requests, end)
+            clear_stamps(stamps_of(stamps, step, stamped, stamp_stride), step, cells, BLOCK)
+    if last_to_arrive(arrived, requests):
+        if is_lost:
+            tl.store(state + ARMED, 0)
+        else:
+            tl.store(state + ARMED, step)
+            tl.store(state + ROWS, rows)
+            tl.store(state + BANK, bank)
+            tl.store(state + ATTACHMENT, attachment)
+            ring(line(base, PUBLISHED), step, PTX)
+
+
+def publish(
+    memory: WorkerMemory,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    *,
+    step: int,
+    attachment: int,
+    bank: int,
+    rows: int,
+    max_length: int,
+) -> None:
+    """Stage a step's offsets, lengths and tables on the current stream, and arm the step.
+
+    The next forward on that stream takes it. Call it outside of any capture.
+
+    Args:
+        query_start: int32 [R + 1]; seq_lens: int32 [R]; block_table: int32 [R, n], rows contiguous.
+        step: number of the step; attachment: of the attachment, from 1; bank: of its bank.
+        rows: of the step.
+        max_length: bound of the lengths; no more of the table is staged than it can reach.
+    """
+    geometry, layout = memory.geometry, memory.geometry.device
+    needed = -(-max_length // geometry.page_size)
+    publish_kernel[(len(seq_lens),)](
+        query_start, seq_lens, block_table, memory.state, memory.banks, memory.arrived, step,
+        attachment, bank, rows, len(seq_lens), block_table.shape[1], needed,
+        block_table.stride(0), geometry.slots, layout.staging_slots, layout.staging_stride,
+        layout.query_start, layout.seq_lens, layout.block_table, geometry.table_width,
+        memory.stamps.data_ptr(), *memory.stamp_numbers, memory.cells,
+        BLOCK=_COLUMNS, PTX=memory.is_cuda,
+    )  # fmt: skip
+
+
+def forget_armed(memory: WorkerMemory) -> None:
+    """Let the next forward work inline, after a publication whose plan was not sent."""
+    with torch.no_grad():
+        memory.state[WorkerState.ARMED : WorkerState.ARMED + 1].zero_()

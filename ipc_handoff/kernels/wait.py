@@ -1,0 +1,139 @@
+"""The worker waits for one layer's answer, within a bound, and decides for all kernels behind."""
+
+import triton
+import triton.language as tl
+
+from ipc_handoff.device import line, look, nanoseconds, ring, stamp, stamps_of
+from ipc_handoff.device_layout import AnswersWord, StagingWord
+from ipc_handoff.kernels.launch import dependent_launch
+from ipc_handoff.kernels.worker_memory import WorkerMemory
+from ipc_handoff.kernels.words import Decision, Told, WaitEnd, WorkerState
+from ipc_handoff.stages import WorkerStage
+
+CURRENT = tl.constexpr(int(WorkerState.CURRENT))
+BANK = tl.constexpr(int(WorkerState.BANK))
+ATTACHMENT = tl.constexpr(int(WorkerState.ATTACHMENT))
+LOST = tl.constexpr(int(WorkerState.LOST))
+LAYERS_ANSWERED = tl.constexpr(int(WorkerState.ANSWERED))
+LAYERS_INLINE = tl.constexpr(int(WorkerState.INLINE))
+COMPUTE_INLINE = tl.constexpr(int(Decision.INLINE))
+IS_ANSWERED = tl.constexpr(int(Decision.ANSWERED))
+TOLD_LOST = tl.constexpr(int(Told.LOST))
+TOLD_STEP = tl.constexpr(int(Told.STEP))
+TOLD_LAYER = tl.constexpr(int(Told.LAYER))
+TOLD_END = tl.constexpr(int(Told.END))
+TOLD_CANCELLED = tl.constexpr(int(Told.CANCELLED))
+ANSWERED = tl.constexpr(int(WaitEnd.ANSWERED))
+GIVEN_UP = tl.constexpr(int(WaitEnd.CANCELLED))
+STALLED = tl.constexpr(int(WaitEnd.STALLED))
+ABORTED = tl.constexpr(int(WaitEnd.ABORTED))
+DETACHED = tl.constexpr(int(StagingWord.DETACHED))
+PROGRESS = tl.constexpr(int(AnswersWord.PROGRESS))
+CANCELLED = tl.constexpr(int(AnswersWord.CANCELLED))
+DONES = tl.constexpr(int(AnswersWord.DONES))
+STAGES = tl.constexpr(len(WorkerStage))
+WAIT_ENDED = tl.constexpr(int(WorkerStage.WAIT_ENDED))
+
+OFTEN = tl.constexpr(16)
+"""Looks at the answer between two looks at the other words."""
+SELDOM = tl.constexpr(256)
+"""The same for the host's memory, which is far away."""
+
+
+@triton.jit
+def _otherwise(
+    step, attachment, answers, order, looks, progress, since, bound, PTX: tl.constexpr
+):  # fmt: skip
+    """Why to wait no longer (0: go on), the service's progress, and since when it is that."""
+    end = tl.full((), 0, tl.int32)
+    if look(line(answers, CANCELLED), PTX) == step:
+        end = tl.full((), GIVEN_UP, tl.int32)
+    if looks % SELDOM == 0:
+        if look(order.to(tl.int64), PTX) == attachment:
+            end = tl.full((), ABORTED, tl.int32)
+    made = look(line(answers, PROGRESS), PTX)
+    now = nanoseconds(PTX)
+    if made != progress:
+        since = now
+    elif (end == 0) & (now - since >= bound):
+        end = tl.full((), STALLED, tl.int32)
+    return end, made, since
+
+
+@triton.jit(
+    do_not_specialize=("ordinal", "bound", "stamps", "stamped", "stamp_stride"),
+    do_not_specialize_on_alignment=("state", "banks", "decision", "order", "told"),
+)
+def wait_kernel(
+    state, banks, decision, order, told, ordinal, bound: tl.int64, stamps: tl.int64, stamped,
+    stamp_stride: tl.int64, PTX: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Wait for a layer's answer and decide for all kernels behind. One program.
+
+    order: int64 [1] in pinned host memory, the attachment that the host wants to end. told:
+    int64 in pinned host memory, see `Told`. bound: nanoseconds without progress of the service.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    step = tl.load(state + CURRENT)
+    attachment = tl.load(state + ATTACHMENT)
+    bank = tl.load(state + BANK)
+    staging = tl.load(banks + 2 * bank)
+    answers = tl.load(banks + 2 * bank + 1)
+    end = tl.full((), GIVEN_UP, tl.int32)
+    if step != 0:
+        done = line(answers, DONES + ordinal)
+        end = tl.full((), 0, tl.int32)
+        looks = tl.full((), 1, tl.int32)
+        since = nanoseconds(PTX)
+        progress = look(line(answers, PROGRESS), PTX)
+        while end == 0:
+            if look(done, PTX) == step:
+                end = tl.full((), ANSWERED, tl.int32)
+            elif looks % OFTEN == 0:
+                end, progress, since = _otherwise(
+                    step, attachment, answers, order, looks, progress, since, bound, PTX
+                )
+            looks += 1
+        tl.debug_barrier()
+    if PDL:
+        # Not before: what follows is large, and would hold room that the service needs to answer.
+        tl.extra.cuda.gdc_launch_dependents()
+    answered = (step != 0) & (end == ANSWERED)
+    tl.store(decision + COMPUTE_INLINE, tl.where(answered, 0, 1))
+    tl.store(decision + IS_ANSWERED, answered.to(tl.int32))
+    if step != 0:
+        block = stamps_of(stamps, step, stamped, stamp_stride)
+        stamp(block, ordinal * STAGES + WAIT_ENDED, nanoseconds(PTX))
+        counted = state + tl.where(answered, LAYERS_ANSWERED, LAYERS_INLINE)
+        count = tl.load(counted)
+        tl.debug_barrier()
+        tl.store(counted, count + 1)
+        if not answered:
+            tl.store(state + CURRENT, 0)
+        if end == GIVEN_UP:
+            count = tl.load(told + TOLD_CANCELLED)
+            tl.debug_barrier()
+            tl.store(told + TOLD_CANCELLED, count + 1)
+        if (end == STALLED) | (end == ABORTED):
+            tl.store(state + LOST, attachment)
+            ring(line(staging, DETACHED), 1, PTX)
+            tl.store(told + TOLD_STEP, step)
+            tl.store(told + TOLD_LAYER, ordinal)
+            tl.store(told + TOLD_END, end)
+            tl.debug_barrier()
+            ring((told + TOLD_LOST).to(tl.int64), attachment, PTX)
+
+
+def wait(memory: WorkerMemory, *, ordinal: int, bound: int) -> None:
+    """Wait for a layer's answer on the current stream; can be captured.
+
+    Args:
+        bound: nanoseconds without progress of the service after which the attachment is over.
+    """
+    dependent = dependent_launch(memory.device)
+    wait_kernel[(1,)](
+        memory.state, memory.banks, memory.decision, memory.order, memory.told, ordinal, bound,
+        memory.stamps.data_ptr(), *memory.stamp_numbers,
+        PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Memory of one side that its hand-over kernels keep between launches: what stands where.
+
+None of it is shared with the other process.
+"""
+
+from enum import IntEnum
+
+
+class WorkerState(IntEnum):
+    """int64 words of the worker, written by its stream alone."""
+
+    ARMED = 0
+    """The step that was published and not begun: the next forward takes it, once."""
+    CURRENT = 1
+    """The step of the running forward; 0: it works inline."""
+    ROWS = 2
+    """Rows of the step."""
+    BANK = 3
+    """Its bank's number."""
+    ATTACHMENT = 4
+    """Number of the attachment that the step was published for, from 1."""
+    LOST = 5
+    """The newest attachment that a wait gave up: nothing is published for it any more."""
+    ANSWERED = 6
+    """Layers that the service answered so far."""
+    INLINE = 7
+    """Layers of published steps that it did not."""
+
+
+class Decision(IntEnum):
+    """int32 words, written by each layer's wait and read by all kernels behind it."""
+
+    INLINE = 0
+    """1: the service did not answer, compute the layer here."""
+    ANSWERED = 1
+
+
+class WaitEnd(IntEnum):
+    """How a wait ended."""
+
+    ANSWERED = 1
+    CANCELLED = 2
+    """The service gave up the step: the rest of it is computed inline."""
+    STALLED = 3
+    """No progress within the bound: the attachment is over."""
+    ABORTED = 4
+    """The host said that the attachment is over."""
+
+
+class Told(IntEnum):
+    """int64 words in pinned host memory: what the worker's kernels tell their host."""
+
+    LOST = 0
+    """As WorkerState.LOST, written after the others."""
+    STEP = 1
+    LAYER = 2
+    """Ordinal of the layer whose wait ended the attachment."""
+    END = 3
+    """A WaitEnd."""
+    CANCELLED = 4
+    """Steps that the service gave up."""
+
+
+class PlanWord(IntEnum):
+    """int64 words of the service's copy of a plan."""
+
+    STEP = 0
+    ROWS = 1
+    REQUESTS = 2
+    DECODE_REQUESTS = 3
+    ROWS_PER_DECODE = 4
+    MAX_LENGTH = 5
+    EXACT = 6
+    """1: the exact lengths follow; 2: the exact offsets, too."""
+
+
+class Live(IntEnum):
+    """int32 words of the service, written by its stream alone."""
+
+    LIVE = 0
+    """1: the step is wanted. 0: nothing of it is scored, written or rung any more."""
+    REASON = 1
+    """A GateEnd, when it is not."""
+    ANSWERED = 2
+    """Layers of the step that were answered."""
+
+
+class GateEnd(IntEnum):
+    """How a gate ended."""
+
+    PASSED = 1
+    LATE = 2
+    """The worker did not come within the bound."""
+    NEWER = 3
+    """The worker has published a newer step."""
+    DETACHED = 4
+    CLOSING = 5
+
+
+class Gate(IntEnum):
+    """What a gate waits for."""
+
+    PUBLISHED = 0
+    """The step's lengths and tables; it is the step's first gate."""
+    FIRST_LAYER = 1
+    """As LAYER; what was copied after PUBLISHED is that step's, or the step is given up."""
+    LAYER = 2
