@@ -7,10 +7,9 @@ from ipc_handoff.device import line, nanoseconds, ring, stamp, stamps_of
 from ipc_handoff.device_layout import AnswersWord
 from ipc_handoff.kernels.launch import dependent_launch
 from ipc_handoff.kernels.service_memory import ServiceMemory
-from ipc_handoff.kernels.words import Live, PlanWord
+from ipc_handoff.kernels.words import Live
 from ipc_handoff.stages import ServiceStage
 
-STEP = tl.constexpr(int(PlanWord.STEP))
 LIVE = tl.constexpr(int(Live.LIVE))
 LAYERS_ANSWERED = tl.constexpr(int(Live.ANSWERED))
 PROGRESS = tl.constexpr(int(AnswersWord.PROGRESS))
@@ -25,10 +24,10 @@ _WINDOW = -1
 
 @triton.jit(
     do_not_specialize=("answers", "ordinal", "stamps", "stamped", "stamp_stride"),
-    do_not_specialize_on_alignment=("plan", "live", "progress"),
+    do_not_specialize_on_alignment=("step_word", "live", "progress"),
 )
 def done_kernel(
-    plan, live, progress, answers: tl.int64, ordinal, stamps: tl.int64, stamped,
+    step_word, live, progress, answers: tl.int64, ordinal, stamps: tl.int64, stamped,
     stamp_stride: tl.int64, PTX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Ring for a layer, unless `ordinal` is negative, and for progress. One program.
@@ -38,7 +37,7 @@ def done_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    step = tl.load(plan + STEP)
+    step = tl.load(step_word)
     made = tl.load(progress) + 1
     answered = tl.load(live + LAYERS_ANSWERED) + 1
     if tl.load(live + LIVE) != 0:
@@ -68,7 +67,7 @@ def advance(memory: ServiceMemory) -> None:
 def _tell(memory: ServiceMemory, ordinal: int) -> None:
     dependent = dependent_launch(memory.device)
     done_kernel[(1,)](
-        memory.plan, memory.live, memory.progress, memory.answers, ordinal,
+        memory.step, memory.live, memory.progress, memory.answers, ordinal,
         *memory.stamp_numbers,
         PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
     )  # fmt: skip

@@ -7,10 +7,9 @@ from ipc_handoff.device import clear_stamps, line, look, nanoseconds, ring, stam
 from ipc_handoff.device_layout import AnswersWord, StagingWord
 from ipc_handoff.kernels.launch import dependent_launch
 from ipc_handoff.kernels.service_memory import ServiceMemory
-from ipc_handoff.kernels.words import Gate, GateEnd, Live, PlanWord
+from ipc_handoff.kernels.words import Gate, GateEnd, Live
 from ipc_handoff.stages import ServiceStage
 
-STEP = tl.constexpr(int(PlanWord.STEP))
 LIVE = tl.constexpr(int(Live.LIVE))
 REASON = tl.constexpr(int(Live.REASON))
 LAYERS_ANSWERED = tl.constexpr(int(Live.ANSWERED))
@@ -58,21 +57,21 @@ def _otherwise(step, staging, closing, looks, since, bound, PTX: tl.constexpr):
         "staging", "answers", "gate", "ordinal", "bound", "stamps", "stamped", "stamp_stride",
         "cells",
     ),
-    do_not_specialize_on_alignment=("plan", "live", "closing"),
+    do_not_specialize_on_alignment=("step_word", "live", "closing"),
 )  # fmt: skip
 def gate_kernel(
-    plan, live, closing, staging: tl.int64, answers: tl.int64, gate, ordinal, bound: tl.int64,
+    step_word, live, closing, staging: tl.int64, answers: tl.int64, gate, ordinal, bound: tl.int64,
     stamps: tl.int64, stamped, stamp_stride: tl.int64, cells, PTX: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Wait until the worker has written this step, or give the rest of it up. One program.
 
-    plan: int64, see `PlanWord`. live: int32, see `Live`. closing: int64 [1] in pinned host memory;
-    not 0: the service wants the step to end. gate: see `Gate`. bound: nanoseconds.
+    step_word: int64 [1], the stream's step. live: int32, see `Live`. closing: int64 [1] in pinned
+    host memory; not 0: the service wants the step to end. gate: see `Gate`. bound: nanoseconds.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
-    step = tl.load(plan + STEP)
+    step = tl.load(step_word)
     wanted = tl.load(live + LIVE) != 0
     at = line(staging, REQUESTS + ordinal)
     block = stamps_of(stamps, step, stamped, stamp_stride)
@@ -113,7 +112,7 @@ def gate_kernel(
 
 
 def gate(memory: ServiceMemory, kind: Gate, *, ordinal: int = 0, bound: int) -> None:
-    """Gate the stream until the worker has written the plan's step; can be captured.
+    """Gate the stream until the worker has written the stream's step; can be captured.
 
     Args:
         ordinal: of the layer.
@@ -121,7 +120,7 @@ def gate(memory: ServiceMemory, kind: Gate, *, ordinal: int = 0, bound: int) -> 
     """
     dependent = dependent_launch(memory.device)
     gate_kernel[(1,)](
-        memory.plan, memory.live, memory.closing, memory.staging, memory.answers, int(kind),
+        memory.step, memory.live, memory.closing, memory.staging, memory.answers, int(kind),
         ordinal, bound, *memory.stamp_numbers, memory.cells,
         PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
     )  # fmt: skip

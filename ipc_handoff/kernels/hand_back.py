@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ipc_handoff.device import int32_at, nanoseconds, stamp, stamps_of
 from ipc_handoff.kernels.launch import dependent_launch
-from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.kernels.words import Decision, WorkerState
+from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.stages import WorkerStage
 
 CURRENT = tl.constexpr(int(WorkerState.CURRENT))

@@ -14,8 +14,8 @@ from ipc_handoff.device import (
     stamps_of,
 )
 from ipc_handoff.device_layout import StagingWord
-from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.kernels.words import WorkerState
+from ipc_handoff.kernels.worker_memory import WorkerMemory
 
 ARMED = tl.constexpr(int(WorkerState.ARMED))
 ROWS = tl.constexpr(int(WorkerState.ROWS))

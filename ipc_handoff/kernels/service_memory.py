@@ -3,7 +3,7 @@
 import torch
 
 from ipc_handoff.device_layout import DEVICE_STAMPED_STEPS
-from ipc_handoff.kernels.words import Live, PlanWord
+from ipc_handoff.kernels.words import Live
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.stages import SERVICE_STAGES
 
@@ -17,7 +17,7 @@ class ServiceMemory:
         staging, answers: addresses of the bank's regions, as this process sees them.
 
     Attributes:
-        plan: int64, `PlanWord`; the step that the stream works on, written by that stream.
+        step: int64 [1], the step that the stream works on, written by that stream.
         live: int32, `Live`.
         enabled: int32 [1], a view of it: 1 while the step is wanted. For scoring and selection.
         progress: int64 [1], windows finished so far.
@@ -32,7 +32,7 @@ class ServiceMemory:
         self.staging, self.answers = staging, answers
         self.is_cuda = device.type == "cuda"
         self.cells = len(geometry.layers) * len(SERVICE_STAGES)
-        self.plan = torch.zeros(len(PlanWord), dtype=torch.int64, device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.live = torch.zeros(len(Live), dtype=torch.int32, device=device)
         self.enabled = self.live[Live.LIVE : Live.LIVE + 1]
         self.progress = torch.zeros(1, dtype=torch.int64, device=device)

@@ -18,8 +18,8 @@ from ipc_handoff.device import (
 )
 from ipc_handoff.device_layout import StagingWord
 from ipc_handoff.kernels.launch import dependent_launch
-from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.kernels.words import WorkerState
+from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.stages import WorkerStage
 
 ARMED = tl.constexpr(int(WorkerState.ARMED))

@@ -6,8 +6,8 @@ import triton.language as tl
 from ipc_handoff.device import line, look, nanoseconds, ring, stamp, stamps_of
 from ipc_handoff.device_layout import AnswersWord, StagingWord
 from ipc_handoff.kernels.launch import dependent_launch
-from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.kernels.words import Decision, Told, WaitEnd, WorkerState
+from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.stages import WorkerStage
 
 CURRENT = tl.constexpr(int(WorkerState.CURRENT))

@@ -61,19 +61,6 @@ class Told(IntEnum):
     """Steps that the service gave up."""
 
 
-class PlanWord(IntEnum):
-    """int64 words of the service's copy of a plan."""
-
-    STEP = 0
-    ROWS = 1
-    REQUESTS = 2
-    DECODE_REQUESTS = 3
-    ROWS_PER_DECODE = 4
-    MAX_LENGTH = 5
-    EXACT = 6
-    """1: the exact lengths follow; 2: the exact offsets, too."""
-
-
 class Live(IntEnum):
     """int32 words of the service, written by its stream alone."""
 
