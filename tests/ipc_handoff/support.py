@@ -5,9 +5,10 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ipc_handoff.layout import HandoffGeometry
 from tests.support.waiting import eventually
@@ -46,13 +47,23 @@ class Peer:
         name: of the function.
         arguments: its arguments, as text.
         descriptors: open in the child under the same numbers.
+        program: another file of functions than `children.py`.
+        environment: more variables.
     """
 
-    def __init__(self, name: str, *arguments: object, descriptors: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        *arguments: object,
+        descriptors: tuple[int, ...] = (),
+        program: str = "children",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        path = f"{ROOT}:{ROOT}/proto:{ROOT}/client:{os.environ.get('PYTHONPATH', '')}"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ipc_handoff.children", name, *map(str, arguments)],
+            [sys.executable, "-m", f"tests.ipc_handoff.{program}", name, *map(str, arguments)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/proto:{ROOT}/client"},
+            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -90,8 +101,9 @@ class Peer:
 
 
 @contextmanager
-def peer(name: str, *arguments: object, descriptors: tuple[int, ...] = ()) -> Iterator[Peer]:
-    process = Peer(name, *arguments, descriptors=descriptors)
+def peer(name: str, *arguments: object, **options: Any) -> Iterator[Peer]:
+    """A `Peer`, killed at the end."""
+    process = Peer(name, *arguments, **options)
     try:
         yield process
     finally:

@@ -16,8 +16,8 @@ from tests.ipc_handoff.properties import unhurried
 from tests.ipc_handoff.support import GEOMETRY
 
 # Change it together with LAYOUT_VERSION only.
-GOLDEN_VERSION = 1
-GOLDEN_FINGERPRINT = 0x6317D5432864F6A8
+GOLDEN_VERSION = 2
+GOLDEN_FINGERPRINT = 0x675D835B186834B1
 
 geometries = st.builds(
     HandoffGeometry,
