@@ -31,13 +31,13 @@ class DeviceBank(Bank):
         self._layout = geometry.device
         if staging_device != answers_device:
             cuda.enable_peer_access(answers_device, staging_device)
-        control = control_memory(geometry, number)
         self._staging = CudaMemory.allocate(
             self._layout.staging_size, staging_device, f"{STAGING}{number}"
         )
         self._answers = CudaMemory.allocate(
             self._layout.answers_size, answers_device, f"{ANSWERS}{number}"
         )
+        control = control_memory(geometry, number)
         self.memories = {CONTROL: control, STAGING: self._staging, ANSWERS: self._answers}
         self.control = WorkerControl(control.view(), geometry)
         self.staging_address = self._staging.pointer
