@@ -1,5 +1,7 @@
 """What a step plan must satisfy before anything of it is read or run."""
 
+from itertools import pairwise
+
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.errors import exhausted, invalid, precondition
 from ipc_handoff.layout import HandoffGeometry
@@ -95,12 +97,16 @@ def _check_lengths(plan: pb.StepPlan, geometry: HandoffGeometry) -> None:
         )
     if not plan.HasField("exact"):
         return
+    if plan.exact.query_start:
+        _check_exact_rows(plan)
     lengths = plan.exact.seq_lens
+    if not lengths and plan.exact.query_start:
+        return
     if len(lengths) != plan.requests:
         raise invalid(
             "plan.exact.seq_lens",
             f"{len(lengths)} values for {plan.requests} requests",
-            "one a request, or leave `exact` out",
+            "one a request, or leave them out",
         )
     if min(lengths) < 0:
         raise invalid("plan.exact.seq_lens", f"{min(lengths)}", "lengths of 0 or more tokens")
@@ -110,6 +116,26 @@ def _check_lengths(plan: pb.StepPlan, geometry: HandoffGeometry) -> None:
             f"{max(lengths)} is over plan.max_length {plan.max_length}",
             "max_length bounds every length",
         )
+
+
+def _check_exact_rows(plan: pb.StepPlan) -> None:
+    field, offsets = "plan.exact.query_start", plan.exact.query_start
+    if len(offsets) != plan.requests + 1:
+        raise invalid(
+            field,
+            f"{len(offsets)} values for {plan.requests} requests",
+            "one a request and the number of rows, or leave them out",
+        )
+    if offsets[0] != 0 or offsets[-1] != plan.rows:
+        raise invalid(field, f"{offsets[0]} to {offsets[-1]}", f"0 to plan.rows {plan.rows}")
+    for request, (begin, end) in enumerate(pairwise(offsets)):
+        decodes = request < plan.decode_requests
+        if end <= begin or (decodes and end - begin != plan.rows_per_decode):
+            raise invalid(
+                field,
+                f"request {request} has rows {begin} to {end}",
+                "plan.rows_per_decode rows a decode request, one or more a prefill request",
+            )
 
 
 def _check_trace(plan: pb.StepPlan) -> None:

@@ -34,7 +34,7 @@ def copy_inputs(
         pages=pages,
         page_size=geometry.page_size,
         max_length=plan.max_length,
-        exact_seq_lens=plan.exact.seq_lens if plan.HasField("exact") else None,
+        exact_seq_lens=plan.exact.seq_lens or None,
     )
 
 

@@ -13,7 +13,7 @@ from ipc_handoff.device_layout import DeviceLayout
 from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.words import WORD_BYTES
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 MAGIC = 0x5844_4E49_5F41_5344  # "DSA_INDX" as little-endian bytes
 CACHE_LINE = 64
 
@@ -24,7 +24,7 @@ MESSAGE_BYTES = 512
 
 _PLAN_FIXED_BYTES = 256
 _PLAN_BYTES_A_LAYER = 6
-_PLAN_BYTES_A_REQUEST = 11
+_PLAN_BYTES_A_REQUEST = 21
 _REPORT_BYTES_A_FAULT = 48
 
 

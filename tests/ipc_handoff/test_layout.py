@@ -16,8 +16,8 @@ from tests.ipc_handoff.properties import unhurried
 from tests.ipc_handoff.support import GEOMETRY
 
 # Change it together with LAYOUT_VERSION only.
-GOLDEN_VERSION = 2
-GOLDEN_FINGERPRINT = 0x675D835B186834B1
+GOLDEN_VERSION = 3
+GOLDEN_FINGERPRINT = 0x25B22C66DFE3FA9E
 
 geometries = st.builds(
     HandoffGeometry,
@@ -158,7 +158,10 @@ def largest_plan(geometry: HandoffGeometry) -> bytes:
         rows_per_decode=UINT32,
         layers=[UINT32] * len(geometry.layers),
         max_length=UINT64,
-        exact=pb.ExactValues(seq_lens=[INT32_MIN] * geometry.max_requests),
+        exact=pb.ExactValues(
+            seq_lens=[INT32_MIN] * geometry.max_requests,
+            query_start=[INT32_MIN] * (geometry.max_requests + 1),
+        ),
         trace=pb.TraceContext(trace_id=bytes(16), span_id=bytes(8), flags=UINT32),
         row_range=pb.RowRange(begin=UINT32, end=UINT32),
     )
@@ -204,7 +207,7 @@ def test_the_largest_plan_and_report_fit_into_their_slots(geometry: HandoffGeome
     ("constant", "value", "layers", "requests"),
     [
         ("_PLAN_BYTES_A_LAYER", 4, 400, 1),
-        ("_PLAN_BYTES_A_REQUEST", 9, 1, 400),
+        ("_PLAN_BYTES_A_REQUEST", 19, 1, 400),
         ("_PLAN_FIXED_BYTES", 64, 1, 1),
     ],
 )

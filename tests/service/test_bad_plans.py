@@ -27,6 +27,10 @@ def exact(*lengths: int) -> pb.ExactValues:
     return pb.ExactValues(seq_lens=lengths)
 
 
+def offsets(*rows: int) -> pb.ExactValues:
+    return pb.ExactValues(query_start=rows)
+
+
 PLAN_CASES: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
     "an old epoch": ({"epoch": 5}, FAILED, "plan.epoch"),
     "step 0": ({"step": 0}, FAILED, "plan.step"),
@@ -49,6 +53,19 @@ PLAN_CASES: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
     "a negative length": ({"exact": exact(-1)}, INVALID, "plan.exact.seq_lens"),
     "a length over its bound": ({"exact": exact(17)}, INVALID, "plan.exact.seq_lens"),
     "lengths for other requests": ({"exact": exact(1, 1)}, INVALID, "plan.exact.seq_lens"),
+    "offsets of other requests": ({"exact": offsets(0, 1, 1)}, INVALID, "plan.exact.query_start"),
+    "offsets not from 0": ({"exact": offsets(-1, 1)}, INVALID, "plan.exact.query_start"),
+    "offsets beyond the rows": ({"exact": offsets(0, 2)}, INVALID, "plan.exact.query_start"),
+    "a decode request of more rows": (
+        {"requests": 2, "rows": 3, "exact": offsets(0, 2, 3)},
+        INVALID,
+        "plan.exact.query_start",
+    ),
+    "a prefill request of no rows": (
+        {"requests": 3, "rows": 3, "exact": offsets(0, 1, 1, 3)},
+        INVALID,
+        "plan.exact.query_start",
+    ),
     "a short trace id": ({"trace": pb.TraceContext(trace_id=b"x")}, INVALID, "plan.trace"),
     "rows of another rank": (
         {"row_range": pb.RowRange(begin=1, end=2)},

@@ -296,10 +296,12 @@ class StepPlan(_message.Message):
     def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[int] = ..., requests: _Optional[int] = ..., decode_requests: _Optional[int] = ..., rows_per_decode: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., max_length: _Optional[int] = ..., exact: _Optional[_Union[ExactValues, _Mapping]] = ..., trace: _Optional[_Union[TraceContext, _Mapping]] = ..., row_range: _Optional[_Union[RowRange, _Mapping]] = ...) -> None: ...
 
 class ExactValues(_message.Message):
-    __slots__ = ("seq_lens",)
+    __slots__ = ("seq_lens", "query_start")
     SEQ_LENS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_START_FIELD_NUMBER: _ClassVar[int]
     seq_lens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seq_lens: _Optional[_Iterable[int]] = ...) -> None: ...
+    query_start: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seq_lens: _Optional[_Iterable[int]] = ..., query_start: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RowRange(_message.Message):
     __slots__ = ("begin", "end")
