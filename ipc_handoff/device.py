@@ -113,9 +113,10 @@ def last_to_arrive(arrived, programs):
     arrived: int32, 0, and so again afterwards.
     """
     tl.debug_barrier()  # all threads' stores, before one thread tells
-    others = tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu")
-    is_last = others == programs - 1
-    if is_last:
-        tl.store(arrived, 0)
-        tl.debug_barrier()
+    is_last = programs == 1
+    if programs > 1:
+        others = tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu")
+        is_last = others == programs - 1
+        if is_last:
+            tl.store(arrived, 0)
     return is_last

@@ -11,7 +11,6 @@ from ipc_handoff.device import (
     last_to_arrive,
     line,
     ring,
-    stamps_of,
 )
 from ipc_handoff.device_layout import StagingWord
 from ipc_handoff.kernels.words import WorkerState
@@ -19,15 +18,19 @@ from ipc_handoff.kernels.worker_memory import WorkerMemory
 
 ARMED = tl.constexpr(int(WorkerState.ARMED))
 ROWS = tl.constexpr(int(WorkerState.ROWS))
-BANK = tl.constexpr(int(WorkerState.BANK))
+STAGING = tl.constexpr(int(WorkerState.STAGING))
+ANSWERS = tl.constexpr(int(WorkerState.ANSWERS))
+STAGING_SLOT = tl.constexpr(int(WorkerState.STAGING_SLOT))
+ANSWER_SLOT = tl.constexpr(int(WorkerState.ANSWER_SLOT))
+STAMPS = tl.constexpr(int(WorkerState.STAMPS))
 ATTACHMENT = tl.constexpr(int(WorkerState.ATTACHMENT))
 LOST = tl.constexpr(int(WorkerState.LOST))
 PUBLISHED = tl.constexpr(int(StagingWord.PUBLISHED))
 
 _NUMBERS = (
-    "step", "attachment", "bank", "rows", "requests", "given", "needed", "table_stride",
-    "slots", "slots_at", "slot_stride", "query_start_at", "seq_lens_at", "table_at", "table_width",
-    "stamps", "stamped", "stamp_stride", "cells",
+    "step", "attachment", "rows", "requests", "given", "needed", "table_stride", "staging",
+    "answers", "staging_slot", "answer_slot", "query_start_at", "seq_lens_at", "table_at",
+    "table_width", "stamps", "cells",
 )  # fmt: skip
 _COLUMNS = 512
 """Of a table's row, at a time."""
@@ -35,15 +38,13 @@ _COLUMNS = 512
 
 @triton.jit(
     do_not_specialize=_NUMBERS,
-    do_not_specialize_on_alignment=(
-        "query_start", "seq_lens", "block_table", "state", "banks", "arrived",
-    ),
-)  # fmt: skip
+    do_not_specialize_on_alignment=("query_start", "seq_lens", "block_table", "state", "arrived"),
+)
 def publish_kernel(
-    query_start, seq_lens, block_table, state, banks, arrived, step: tl.int64,
-    attachment: tl.int64, bank, rows, requests, given, needed, table_stride: tl.int64, slots,
-    slots_at: tl.int64, slot_stride: tl.int64, query_start_at: tl.int64, seq_lens_at: tl.int64,
-    table_at: tl.int64, table_width, stamps: tl.int64, stamped, stamp_stride: tl.int64, cells,
+    query_start, seq_lens, block_table, state, arrived, step: tl.int64, attachment: tl.int64, rows,
+    requests, given, needed, table_stride: tl.int64, staging: tl.int64, answers: tl.int64,
+    staging_slot: tl.int64, answer_slot: tl.int64, query_start_at: tl.int64,
+    seq_lens_at: tl.int64, table_at: tl.int64, table_width, stamps: tl.int64, cells,
     BLOCK: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Stage what all layers of a step share, arm the step, then say so. A program a request.
@@ -54,14 +55,12 @@ def publish_kernel(
     """
     request = tl.program_id(0)
     is_lost = tl.load(state + LOST) == attachment
-    base = tl.load(banks + 2 * bank)
-    slot = base + slots_at + (step % slots) * slot_stride
     if not is_lost:
         length = tl.load(seq_lens + request)
-        tl.store(int32_at(slot + seq_lens_at) + request, length)
+        tl.store(int32_at(staging_slot + seq_lens_at) + request, length)
         start = tl.load(query_start + request)
-        tl.store(int32_at(slot + query_start_at) + request, start)
-        to = int32_at(slot + table_at) + tl.cast(request, tl.int64) * table_width
+        tl.store(int32_at(staging_slot + query_start_at) + request, start)
+        to = int32_at(staging_slot + table_at) + tl.cast(request, tl.int64) * table_width
         row = block_table + tl.cast(request, tl.int64) * table_stride
         for first in range(0, needed, BLOCK):
             column = first + tl.arange(0, BLOCK)
@@ -69,17 +68,21 @@ def publish_kernel(
             tl.store(to + column, page, mask=column < needed)
         if request == 0:
             end = tl.load(query_start + requests)
-            tl.store(int32_at(slot + query_start_at) + requests, end)
-            clear_stamps(stamps_of(stamps, step, stamped, stamp_stride), step, cells, BLOCK)
+            tl.store(int32_at(staging_slot + query_start_at) + requests, end)
+            clear_stamps(stamps, step, cells, BLOCK)
     if last_to_arrive(arrived, requests):
         if is_lost:
             tl.store(state + ARMED, 0)
         else:
             tl.store(state + ARMED, step)
             tl.store(state + ROWS, rows)
-            tl.store(state + BANK, bank)
+            tl.store(state + STAGING, staging)
+            tl.store(state + ANSWERS, answers)
+            tl.store(state + STAGING_SLOT, staging_slot)
+            tl.store(state + ANSWER_SLOT, answer_slot)
+            tl.store(state + STAMPS, stamps)
             tl.store(state + ATTACHMENT, attachment)
-            ring(line(base, PUBLISHED), step, PTX)
+            ring(line(staging, PUBLISHED), step, PTX)
 
 
 def publish(
@@ -90,7 +93,8 @@ def publish(
     *,
     step: int,
     attachment: int,
-    bank: int,
+    staging: int,
+    answers: int,
     rows: int,
     max_length: int,
 ) -> None:
@@ -100,18 +104,20 @@ def publish(
 
     Args:
         query_start: int32 [R + 1]; seq_lens: int32 [R]; block_table: int32 [R, n], rows contiguous.
-        step: number of the step; attachment: of the attachment, from 1; bank: of its bank.
+        step: number of the step; attachment: of the attachment, from 1.
+        staging, answers: addresses of its bank.
         rows: of the step.
         max_length: bound of the lengths; no more of the table is staged than it can reach.
     """
     geometry, layout = memory.geometry, memory.geometry.device
     needed = -(-max_length // geometry.page_size)
+    slot = step % geometry.slots
     publish_kernel[(len(seq_lens),)](
-        query_start, seq_lens, block_table, memory.state, memory.banks, memory.arrived, step,
-        attachment, bank, rows, len(seq_lens), block_table.shape[1], needed,
-        block_table.stride(0), geometry.slots, layout.staging_slots, layout.staging_stride,
-        layout.query_start, layout.seq_lens, layout.block_table, geometry.table_width,
-        memory.stamps.data_ptr(), *memory.stamp_numbers, memory.cells,
+        query_start, seq_lens, block_table, memory.state, memory.arrived, step, attachment, rows,
+        len(seq_lens), block_table.shape[1], needed, block_table.stride(0), staging, answers,
+        staging + layout.staging_at(slot), answers + layout.answers_at(slot), layout.query_start,
+        layout.seq_lens, layout.block_table, geometry.table_width, memory.stamps_of(step),
+        memory.cells,
         BLOCK=_COLUMNS, PTX=memory.is_cuda,
     )  # fmt: skip
 

@@ -14,7 +14,6 @@ from ipc_handoff.device import (
     nanoseconds,
     ring,
     stamp,
-    stamps_of,
 )
 from ipc_handoff.device_layout import StagingWord
 from ipc_handoff.kernels.launch import dependent_launch
@@ -25,7 +24,9 @@ from ipc_handoff.stages import WorkerStage
 ARMED = tl.constexpr(int(WorkerState.ARMED))
 CURRENT = tl.constexpr(int(WorkerState.CURRENT))
 ROWS = tl.constexpr(int(WorkerState.ROWS))
-BANK = tl.constexpr(int(WorkerState.BANK))
+STAGING = tl.constexpr(int(WorkerState.STAGING))
+STAGING_SLOT = tl.constexpr(int(WorkerState.STAGING_SLOT))
+STAMPS = tl.constexpr(int(WorkerState.STAMPS))
 REQUESTS = tl.constexpr(int(StagingWord.REQUESTS))
 STAGES = tl.constexpr(len(WorkerStage))
 STAGE_BEGUN = tl.constexpr(int(WorkerStage.STAGE_BEGUN))
@@ -37,17 +38,15 @@ _VECTOR_BYTES = 16
 
 @triton.jit(
     do_not_specialize=(
-        "ordinal", "first", "rows", "q_stride", "weights_stride", "slots", "slots_at",
-        "slot_stride", "q_at", "weights_at", "stamps", "stamped", "stamp_stride",
+        "ordinal", "first", "rows", "q_stride", "weights_stride", "q_at", "weights_at",
     ),
-    do_not_specialize_on_alignment=("q", "weights", "state", "banks", "arrived"),
+    do_not_specialize_on_alignment=("q", "weights", "state", "arrived"),
 )  # fmt: skip
 def stage_kernel(
-    q, weights, state, banks, arrived, ordinal, first, rows, q_stride: tl.int64,
-    weights_stride: tl.int64, slots, slots_at: tl.int64, slot_stride: tl.int64, q_at: tl.int64,
-    weights_at: tl.int64, stamps: tl.int64, stamped, stamp_stride: tl.int64,
-    Q_BYTES: tl.constexpr, HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr,
-    VECTOR: tl.constexpr, PTX: tl.constexpr, PDL: tl.constexpr,
+    q, weights, state, arrived, ordinal, first, rows, q_stride: tl.int64,
+    weights_stride: tl.int64, q_at: tl.int64, weights_at: tl.int64, Q_BYTES: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr, VECTOR: tl.constexpr,
+    PTX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Stage one layer's q and weights and ring for it. A program a row.
 
@@ -60,36 +59,35 @@ def stage_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     begun = nanoseconds(PTX)
     row = tl.cast(tl.program_id(0), tl.int64)
+    # All loads at once: none waits for another's answer.
     armed = tl.load(state + ARMED)
     step = tl.load(state + CURRENT)
-    bank = tl.load(state + BANK)
     step_rows = tl.load(state + ROWS)
+    staging = tl.load(state + STAGING)
+    slot = tl.load(state + STAGING_SLOT)
+    block = tl.load(state + STAMPS)
+    byte = tl.arange(0, BLOCK_Q)
+    codes = tl.load(tl.multiple_of(q + row * q_stride + byte, VECTOR), mask=byte < Q_BYTES)
+    head = tl.arange(0, BLOCK_H)
+    bits = tl.load(weights + row * weights_stride + head, mask=head < HEADS)
     if first:
         step = armed
-    base = tl.load(banks + 2 * bank)
-    block = stamps_of(stamps, step, stamped, stamp_stride)
     # Rows behind the step's are a captured batch's padding: nobody asked for them.
     if (step != 0) & (row < step_rows):
-        slot = base + slots_at + (step % slots) * slot_stride
-        byte = tl.arange(0, BLOCK_Q)
-        source = tl.multiple_of(q + row * q_stride + byte, VECTOR)
-        codes = tl.load(source, mask=byte < Q_BYTES)
         to = tl.multiple_of(bytes_at(slot + q_at) + row * Q_BYTES + byte, VECTOR)
         tl.store(to, codes, mask=byte < Q_BYTES)
-        head = tl.arange(0, BLOCK_H)
-        bits = tl.load(weights + row * weights_stride + head, mask=head < HEADS)
         place = int32_at(slot + weights_at) + row * HEADS + head
         tl.store(place, bits.to(tl.int32, bitcast=True), mask=head < HEADS)
         if row == 0:
             stamp(block, ordinal * STAGES + STAGE_BEGUN, begun)
     if last_to_arrive(arrived, rows):
-        if first:
-            tl.store(state + CURRENT, step)
-            tl.store(state + ARMED, 0)
         if step != 0:
             # Before the bell: what it causes must not look earlier than it.
             stamp(block, ordinal * STAGES + REQUEST_RUNG, nanoseconds(PTX))
-            ring(line(base, REQUESTS + ordinal), step, PTX)
+            ring(line(staging, REQUESTS + ordinal), step, PTX)
+        if first:
+            tl.store(state + CURRENT, step)
+            tl.store(state + ARMED, 0)
 
 
 def stage(memory: WorkerMemory, q: Tensor, weights: Tensor, *, ordinal: int, first: bool) -> None:
@@ -106,10 +104,8 @@ def stage(memory: WorkerMemory, q: Tensor, weights: Tensor, *, ordinal: int, fir
     q_bytes, heads = geometry.heads * geometry.head_dim, geometry.heads
     together = math.gcd(_VECTOR_BYTES, q.data_ptr(), q.stride(0), q_bytes)
     stage_kernel[(len(q),)](
-        q, weights, memory.state, memory.banks, memory.arrived, ordinal, int(first), len(q),
-        q.stride(0), weights.stride(0), geometry.slots, layout.staging_slots,
-        layout.staging_stride, layout.q, layout.weights, memory.stamps.data_ptr(),
-        *memory.stamp_numbers,
+        q, weights, memory.state, memory.arrived, ordinal, int(first), len(q), q.stride(0),
+        weights.stride(0), layout.q, layout.weights,
         Q_BYTES=q_bytes, HEADS=heads, BLOCK_Q=triton.next_power_of_2(q_bytes),
         BLOCK_H=triton.next_power_of_2(heads), VECTOR=together, PTX=memory.is_cuda,
         PDL=dependent, num_warps=_WARPS, launch_pdl=dependent,

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ipc_handoff.device import line, look, nanoseconds, ring, stamp, stamps_of
+from ipc_handoff.device import line, look, nanoseconds, ring, stamp
 from ipc_handoff.device_layout import AnswersWord, StagingWord
 from ipc_handoff.kernels.launch import dependent_launch
 from ipc_handoff.kernels.words import Decision, Told, WaitEnd, WorkerState
@@ -11,13 +11,14 @@ from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.stages import WorkerStage
 
 CURRENT = tl.constexpr(int(WorkerState.CURRENT))
-BANK = tl.constexpr(int(WorkerState.BANK))
+STAGING = tl.constexpr(int(WorkerState.STAGING))
+ANSWERS = tl.constexpr(int(WorkerState.ANSWERS))
+STAMPS = tl.constexpr(int(WorkerState.STAMPS))
 ATTACHMENT = tl.constexpr(int(WorkerState.ATTACHMENT))
 LOST = tl.constexpr(int(WorkerState.LOST))
 LAYERS_ANSWERED = tl.constexpr(int(WorkerState.ANSWERED))
 LAYERS_INLINE = tl.constexpr(int(WorkerState.INLINE))
 COMPUTE_INLINE = tl.constexpr(int(Decision.INLINE))
-IS_ANSWERED = tl.constexpr(int(Decision.ANSWERED))
 TOLD_LOST = tl.constexpr(int(Told.LOST))
 TOLD_STEP = tl.constexpr(int(Told.STEP))
 TOLD_LAYER = tl.constexpr(int(Told.LAYER))
@@ -61,12 +62,11 @@ def _otherwise(
 
 
 @triton.jit(
-    do_not_specialize=("ordinal", "bound", "stamps", "stamped", "stamp_stride"),
-    do_not_specialize_on_alignment=("state", "banks", "decision", "order", "told"),
+    do_not_specialize=("ordinal", "bound"),
+    do_not_specialize_on_alignment=("state", "decision", "order", "told"),
 )
 def wait_kernel(
-    state, banks, decision, order, told, ordinal, bound: tl.int64, stamps: tl.int64, stamped,
-    stamp_stride: tl.int64, PTX: tl.constexpr, PDL: tl.constexpr,
+    state, decision, order, told, ordinal, bound: tl.int64, PTX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Wait for a layer's answer and decide for all kernels behind. One program.
 
@@ -77,9 +77,9 @@ def wait_kernel(
         tl.extra.cuda.gdc_wait()
     step = tl.load(state + CURRENT)
     attachment = tl.load(state + ATTACHMENT)
-    bank = tl.load(state + BANK)
-    staging = tl.load(banks + 2 * bank)
-    answers = tl.load(banks + 2 * bank + 1)
+    staging = tl.load(state + STAGING)
+    answers = tl.load(state + ANSWERS)
+    block = tl.load(state + STAMPS)
     end = tl.full((), GIVEN_UP, tl.int32)
     if step != 0:
         done = line(answers, DONES + ordinal)
@@ -101,9 +101,7 @@ def wait_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     answered = (step != 0) & (end == ANSWERED)
     tl.store(decision + COMPUTE_INLINE, tl.where(answered, 0, 1))
-    tl.store(decision + IS_ANSWERED, answered.to(tl.int32))
     if step != 0:
-        block = stamps_of(stamps, step, stamped, stamp_stride)
         stamp(block, ordinal * STAGES + WAIT_ENDED, nanoseconds(PTX))
         counted = state + tl.where(answered, LAYERS_ANSWERED, LAYERS_INLINE)
         count = tl.load(counted)
@@ -133,7 +131,6 @@ def wait(memory: WorkerMemory, *, ordinal: int, bound: int) -> None:
     """
     dependent = dependent_launch(memory.device)
     wait_kernel[(1,)](
-        memory.state, memory.banks, memory.decision, memory.order, memory.told, ordinal, bound,
-        memory.stamps.data_ptr(), *memory.stamp_numbers,
+        memory.state, memory.decision, memory.order, memory.told, ordinal, bound,
         PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class WorkerState(IntEnum):
-    """int64 words of the worker, written by its stream alone."""
+    """int64 words of the worker, written by its stream alone. They fill one L2 line."""
 
     ARMED = 0
     """The step that was published and not begun: the next forward takes it, once."""
@@ -15,15 +15,23 @@ class WorkerState(IntEnum):
     """The step of the running forward; 0: it works inline."""
     ROWS = 2
     """Rows of the step."""
-    BANK = 3
-    """Its bank's number."""
-    ATTACHMENT = 4
+    STAGING = 3
+    """Address of the bank's staging."""
+    ANSWERS = 4
+    """Address of the bank's answers."""
+    STAGING_SLOT = 5
+    """Address of the step's slot in staging."""
+    ANSWER_SLOT = 6
+    """Address of the step's slot in answers."""
+    STAMPS = 7
+    """Address of the step's stamps."""
+    ATTACHMENT = 8
     """Number of the attachment that the step was published for, from 1."""
-    LOST = 5
+    LOST = 9
     """The newest attachment that a wait gave up: nothing is published for it any more."""
-    ANSWERED = 6
+    ANSWERED = 10
     """Layers that the service answered so far."""
-    INLINE = 7
+    INLINE = 11
     """Layers of published steps that it did not."""
 
 
@@ -31,8 +39,7 @@ class Decision(IntEnum):
     """int32 words, written by each layer's wait and read by all kernels behind it."""
 
     INLINE = 0
-    """1: the service did not answer, compute the layer here."""
-    ANSWERED = 1
+    """1: the service did not answer, compute the layer here. 0: it did."""
 
 
 class WaitEnd(IntEnum):

@@ -1,7 +1,5 @@
 """What the worker's hand-over kernels keep between launches. None of it is shared."""
 
-from collections.abc import Sequence
-
 import torch
 
 from ipc_handoff.kernels.words import Decision, Told, WorkerState
@@ -18,49 +16,32 @@ class WorkerMemory:
     Args:
         geometry: of the session.
         device: where the worker's stream runs; a CPU only in the interpreter.
-        banks: of every bank, the addresses of its staging and its answers.
 
     Attributes:
         state: int64, `WorkerState`.
-        banks: int64 [banks, 2].
         decision: int32, `Decision`.
         inline: int32 [1], a view of it: 1 where the layer must be computed inline. Give it to
-            kernels as `enabled`.
+            the inline kernels as `enabled`; they write where the hand-back would.
         arrived: int32 [1], programs of the running launch that are done.
-        private: int32 [max_rows, top_k], what inline kernels select.
         stamps: int64, a ring of STAMPED_STEPS steps.
         order, told: int64 in pinned host memory, see `Told`; `order` [1] is the attachment that
             the host wants to end.
     """
 
-    def __init__(
-        self,
-        geometry: HandoffGeometry,
-        device: torch.device,
-        banks: Sequence[tuple[int, int]],
-    ) -> None:
+    def __init__(self, geometry: HandoffGeometry, device: torch.device) -> None:
         self.geometry = geometry
         self.device = device
         self.is_cuda = device.type == "cuda"
         self.cells = len(geometry.layers) * len(WORKER_STAGES)
         self.state = torch.zeros(len(WorkerState), dtype=torch.int64, device=device)
-        self.banks = torch.tensor(banks, dtype=torch.int64, device=device)
         self.decision = torch.zeros(len(Decision), dtype=torch.int32, device=device)
         self.decision[Decision.INLINE] = 1
         self.inline = self.decision[Decision.INLINE : Decision.INLINE + 1]
         self.arrived = torch.zeros(1, dtype=torch.int32, device=device)
-        self.private = torch.full(
-            (geometry.max_rows, geometry.top_k), -1, dtype=torch.int32, device=device
-        )
         self.stamps = torch.zeros((STAMPED_STEPS, 1 + self.cells), dtype=torch.int64, device=device)
         self.order = torch.zeros(1, dtype=torch.int64, pin_memory=self.is_cuda)
         self.told = torch.zeros(len(Told), dtype=torch.int64, pin_memory=self.is_cuda)
 
-    @property
-    def stamp_numbers(self) -> tuple[int, int]:
-        """Steps in the ring of stamps, and bytes of each."""
-        return STAMPED_STEPS, (1 + self.cells) * WORD_BYTES
-
-    def set_bank(self, number: int, staging: int, answers: int) -> None:
-        """Another memory for a bank that nothing uses, on the current stream."""
-        self.banks[number].copy_(torch.tensor([staging, answers], dtype=torch.int64))
+    def stamps_of(self, step: int) -> int:
+        """The address of a step's stamps."""
+        return self.stamps.data_ptr() + step % STAMPED_STEPS * (1 + self.cells) * WORD_BYTES
