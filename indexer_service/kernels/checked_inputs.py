@@ -45,6 +45,7 @@ def checked_copy(
     page_size: int,
     max_length: int,
     exact_seq_lens: Sequence[int] | None = None,
+    exact_query_start: Sequence[int] | None = None,
 ) -> CheckedInputs:
     """Copy a step's inputs and find the requests that cannot be trusted.
 
@@ -55,29 +56,46 @@ def checked_copy(
         pages, page_size: of the smallest K cache that the step reads.
         max_length: bound of every length.
         exact_seq_lens: the lengths as the CPU knows them, where it does.
+        exact_query_start: the same for the offsets. They are then used, and only requests whose
+            offsets differ are distrusted.
     """
     requests = len(seq_lens)
     query_start, seq_lens = query_start.clone(), seq_lens.clone()
     block_table = block_table[:, : -(-max_length // page_size)].clone()
-    wrong = _wrong_offset(query_start.tolist(), rows, decode_requests, rows_per_decode)
-    if wrong is not None:
+    offsets = query_start.tolist()
+    torn: dict[int, RowFault] = {}
+    if exact_query_start is not None:
+        torn = _torn_offsets(offsets, exact_query_start)
+        query_start = torch.tensor(exact_query_start, dtype=torch.int32, device=seq_lens.device)
+    elif (wrong := _wrong_offset(offsets, rows, decode_requests, rows_per_decode)) is not None:
         # Without offsets no row's request is known: nothing of this step can be trusted.
-        faults = [RowFault(request, TORN_INPUT, *wrong) for request in range(requests)]
+        torn = {request: RowFault(request, TORN_INPUT, *wrong) for request in range(requests)}
         query_start = _planned_offsets(requests, rows, decode_requests, rows_per_decode)
-    else:
-        exact = None
-        if exact_seq_lens is not None:
-            exact = torch.tensor(exact_seq_lens, dtype=torch.int32, device=seq_lens.device)
-        faults = find_faults(
-            query_start,
-            seq_lens,
-            block_table,
-            pages=pages,
-            page_size=page_size,
-            max_length=max_length,
-            exact_seq_lens=exact,
-        )
-    return CheckedInputs(query_start, seq_lens, block_table, faults)
+    exact = None
+    if exact_seq_lens is not None:
+        exact = torch.tensor(exact_seq_lens, dtype=torch.int32, device=seq_lens.device)
+    found = find_faults(
+        query_start,
+        seq_lens,
+        block_table,
+        pages=pages,
+        page_size=page_size,
+        max_length=max_length,
+        exact_seq_lens=exact,
+    )
+    faults = {fault.request: fault for fault in found} | torn
+    in_order = [faults[request] for request in sorted(faults)]
+    return CheckedInputs(query_start, seq_lens, block_table, in_order)
+
+
+def _torn_offsets(offsets: Sequence[int], exact: Sequence[int]) -> dict[int, RowFault]:
+    """Requests of which one offset, the first or else the last, is not what the CPU knows."""
+    torn = {}
+    for request in range(len(exact) - 1):
+        for at in (request + 1, request):
+            if offsets[at] != exact[at]:
+                torn[request] = RowFault(request, TORN_INPUT, exact[at], offsets[at])
+    return torn
 
 
 def _wrong_offset(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,7 +136,7 @@ def select_step(
             or a prefill request that is not skipped has a length beyond its table's row.
     """
     device = _check_batch(query_start, seq_lens, block_table)
-    dim = check_k_cache(k_cache, device)
+    check_k_cache(k_cache, device)
     page = k_cache.shape[1]
     rows, requests = len(q), len(seq_lens)
     expect_rows("out", out, "[T, k]", (rows, k), torch.int32, device)
@@ -158,26 +159,119 @@ def select_step(
     out.fill_(-1)
 
     if decode_rows:
-        expect("q", q, "[T, H, D]", (rows, None, dim), q.dtype, device)
-        indexer.select_paged(
-            q[:decode_rows].unflatten(0, (decode_requests, rows_per_decode)),
-            k_cache, weights[:decode_rows], lengths[:decode_requests],
+        _select_decode(
+            q[:decode_rows], weights[:decode_rows], k_cache, lengths[:decode_requests],
             block_table[:decode_requests], k, out=out[:decode_rows],
             workspace=workspace, on_stage=on_stage, impl=impl,
         )  # fmt: skip
-    starts = query_start.tolist()
+    starts, bounds = query_start.tolist(), lengths.tolist()
     for request in range(decode_requests, requests):
         begin, end = max(starts[request], decode_rows), min(starts[request + 1], rows)
         if request in skipped or begin >= end:
             continue
-        one = slice(request, request + 1)
-        keys, scales = gather(k_cache, block_table[one], lengths[one], impl=impl)
+        one, some = slice(request, request + 1), slice(begin, end)
         row = torch.arange(begin, end, device=device)  # 64 bit: the offsets may be garbage
         seen = (row + lengths[one] + (1 - starts[request + 1])).clamp_min(0).to(torch.int32)
-        indexer.select_ragged(
-            q[begin:end], keys, scales, weights[begin:end], torch.zeros_like(seen), seen, k,
-            out=out[begin:end], workspace=workspace, on_stage=on_stage, impl=impl,
+        if bounds[request] > block_table.shape[1] * page:
+            wrong = f"length {bounds[request]}, but a row of block_table holds less"
+            raise fault("seq_lens", wrong, "give a table that covers every length")
+        _select_prefill(
+            q[some], weights[some], k_cache, lengths[one], block_table[one], k, seen,
+            max(bounds[request], 0), out=out[some],
+            workspace=workspace, on_stage=on_stage, impl=impl,
         )  # fmt: skip
+
+
+def enqueue_step(
+    q: Tensor,
+    weights: Tensor,
+    k_cache: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    k: int,
+    *,
+    decode_requests: int,
+    rows_per_decode: int,
+    offsets: Sequence[int],
+    length_bounds: Sequence[int],
+    row_ends: Tensor | None,
+    out: Tensor,
+    enabled: Tensor | None = None,
+    workspace: int | None = None,
+    on_stage: Callable[[str], None] | None = None,
+    impl: str = "auto",
+) -> None:
+    """As `select_step`, but the host reads nothing of the device: it enqueues, and can be captured.
+
+    Lengths and table are those of `device_inputs.copy_checked`, which gave length 0 to what must
+    not be computed.
+
+    Args:
+        q: e4m3 [T, H, D] (or bytes); weights: fp32 [T, H]; k_cache: uint8 [pages, page, D+4].
+        seq_lens: int32 [R]; block_table: int32 [R, n], both on the device.
+        k: how many keys a row.
+        decode_requests: the first so many requests have `rows_per_decode` rows each.
+        offsets: [R+1], first row of each request, as the host knows them; the last one is T.
+        length_bounds: [R], at least the lengths (the lengths themselves, where they are known).
+            Only those of prefill requests are read.
+        row_ends: int32 [T], keys that each row of a prefill request sees; None without any.
+        out: int32 [T, k] with contiguous rows, every element of it written if enabled.
+        enabled: int32 [1] on the device; with 0 in it nothing is computed and nothing written.
+        workspace, on_stage, impl: as for `indexer.select_paged`.
+
+    Raises:
+        ValueError: a shape, dtype, device or stride is wrong, or offsets contradict the others.
+    """
+    requests, rows = len(seq_lens), len(q)
+    decode_rows = decode_requests * rows_per_decode
+    if len(offsets) != requests + 1 or offsets[-1] != rows:
+        wrong = f"{len(offsets)} of {requests} requests, up to row {offsets[-1]} of {rows}"
+        raise fault("offsets", wrong, "one a request, and all rows behind them")
+    if offsets[decode_requests] != decode_rows:
+        wrong = f"{offsets[decode_requests]} rows of {decode_requests} decode requests"
+        raise fault("offsets", wrong, f"{rows_per_decode} rows each, at the front")
+    if decode_rows:
+        _select_decode(
+            q[:decode_rows], weights[:decode_rows], k_cache, seq_lens[:decode_requests],
+            block_table[:decode_requests], k, out=out[:decode_rows], enabled=enabled,
+            workspace=workspace, on_stage=on_stage, impl=impl,
+        )  # fmt: skip
+    if decode_requests == requests:
+        return
+    if row_ends is None:
+        raise fault("row_ends", "None for prefill requests", "give what `copy_checked` wrote")
+    expect("row_ends", row_ends, "[T]", (rows,), torch.int32, q.device)
+    room = block_table.shape[1] * k_cache.shape[1]
+    for request in range(decode_requests, requests):
+        one, some = slice(request, request + 1), slice(offsets[request], offsets[request + 1])
+        _select_prefill(
+            q[some], weights[some], k_cache, seq_lens[one], block_table[one], k, row_ends[some],
+            min(length_bounds[request], room), out=out[some], enabled=enabled,
+            workspace=workspace, on_stage=on_stage, impl=impl,
+        )  # fmt: skip
+
+
+def _select_decode(
+    q: Tensor, weights: Tensor, k_cache: Tensor, lengths: Tensor, block_table: Tensor, k: int,
+    **options: Any,
+) -> None:  # fmt: skip
+    dim = check_k_cache(k_cache)
+    expect("q", q, "[T, H, D]", (len(q), None, dim), q.dtype)
+    requests = len(lengths)
+    grouped = q.unflatten(0, (requests, len(q) // requests))
+    indexer.select_paged(grouped, k_cache, weights, lengths, block_table, k, **options)
+
+
+def _select_prefill(
+    q: Tensor, weights: Tensor, k_cache: Tensor, length: Tensor, table: Tensor, k: int,
+    row_ends: Tensor, bound: int, *, enabled: Tensor | None = None, impl: str, **options: Any,
+) -> None:  # fmt: skip
+    """One request: its keys are gathered, then scored."""
+    keys, scales = gather(k_cache, table, length, total=bound, enabled=enabled, impl=impl)
+    indexer.select_ragged(
+        q, keys, scales, weights, torch.zeros_like(row_ends), row_ends, k,
+        enabled=enabled, impl=impl, **options,
+    )  # fmt: skip
 
 
 def _check_batch(query_start: Tensor, seq_lens: Tensor, block_table: Tensor) -> torch.device:

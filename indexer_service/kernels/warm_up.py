@@ -120,6 +120,10 @@ def _insert(geometry: Geometry, keys: int, device: torch.device) -> None:
 def _gather(geometry: Geometry, device: torch.device) -> None:
     one = torch.ones((1, 1), dtype=torch.int32, device=device)
     k_cache.gather(geometry.cache(_FEW_PAGES, device), one, one[0])
+    k_cache.gather(geometry.cache(_FEW_PAGES, device), one, one[0], total=1)
+    k_cache.gather(
+        geometry.cache(_FEW_PAGES, device), one, one[0], total=1, enabled=_enabled(device)
+    )
 
 
 def _decode(

@@ -21,15 +21,17 @@ def _insert(
     )  # fmt: skip
 
 
-def _gather(aligned: int) -> Build:
+def _gather(aligned: int, switched: bool = False) -> Build:
     counts = ("requests", "columns", "pages")
     strides = ("total", "page_stride", "table_row", "table_column", "length_stride")
     return Build(
-        f"gather aligned {aligned}", f"{_HERE}.gathering:gather_kernel",
+        f"gather aligned {aligned} switched {switched}", f"{_HERE}.gathering:gather_kernel",
         dict(k_cache="*u8", block_table="*i32", seq_lens="*i32", values="*u8", scales="*u8")
+        | ({"enabled": "*i32"} if switched else {})
         | dict.fromkeys(counts, "i32") | dict.fromkeys(strides, "i64"),
-        dict(DIM=128, PAGE=64, ALIGNED=aligned, KEYS=64, BLOCK_D=128, CHUNK=128),
-        dict(num_warps=2), unaligned=("k_cache", "block_table", "seq_lens"),
+        dict(DIM=128, PAGE=64, ALIGNED=aligned, KEYS=64, BLOCK_D=128, CHUNK=128)
+        | ({} if switched else {"enabled": None}),
+        dict(num_warps=2), unaligned=("k_cache", "block_table", "seq_lens", "enabled"),
     )  # fmt: skip
 
 
@@ -45,5 +47,6 @@ BUILDS = [
         )
     ),
     _gather(16),
+    _gather(16, switched=True),
     _gather(1),
 ]  # fmt: skip

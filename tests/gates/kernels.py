@@ -23,6 +23,7 @@ _BUILDS = (
     "tests.gates.builds_paged_logits",
     "tests.gates.builds_ragged_logits",
     "tests.gates.builds_topk",
+    "tests.gates.builds_device_inputs",
 )
 _RUNS = (
     "tests.gates.runs_sparse_mla",
@@ -31,6 +32,7 @@ _RUNS = (
     "tests.gates.runs_paged_logits",
     "tests.gates.runs_topk",
     "tests.gates.runs_indexer",
+    "tests.gates.runs_device_inputs",
     "tests.gates.runs_peer_faults",
 )
 

@@ -106,6 +106,27 @@ def _gather(lengths: list[int], dim: int = DIM, shift: int = 0) -> None:
     assert torch.equal(ours.view(torch.uint8)[real], values.view(torch.uint8)[real])
 
 
+def _gather_bounded(total: int, enabled: int = 1) -> None:
+    """With a bound on the host: the same keys, as far as there is room, and nothing disabled."""
+    lengths = [17, 0, 40]
+    cache = _cache(PAGES, DIM)
+    cache.copy_(torch.randint(0, 256, cache.shape, generator=_seed(5), dtype=torch.uint8))
+    table = torch.randint(0, PAGES, (3, 3), generator=_seed(6)).to(torch.int32)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    expected = k_cache.gather(cache, table, seq_lens, impl="reference")
+    with patch("torch.empty", torch.zeros):
+        ours = k_cache.gather(
+            cache, table, seq_lens, total=total, impl="triton",
+            enabled=torch.tensor([enabled], dtype=torch.int32),
+        )  # fmt: skip
+    some = min(total, sum(lengths))
+    for mine, right in zip(ours, expected, strict=True):
+        assert len(mine) == total
+        got, wanted = mine[:some].view(torch.uint8), right[:some].view(torch.uint8)
+        assert torch.equal(got, wanted) if enabled else not got.any()
+        assert not mine[some:].view(torch.uint8).any()
+
+
 _CASES: dict[str, Callable[[], None]] = {
     "insert every bf16 value": partial(_all_values, torch.bfloat16, False),
     "insert every bf16 value at scale one": partial(_all_values, torch.bfloat16, True),
@@ -121,6 +142,9 @@ _CASES: dict[str, Callable[[], None]] = {
     "insert strided keys": _strided_keys,
     "gather one request": partial(_gather, [300]),
     "gather many requests": partial(_gather, [5, 0, 130, -4, *[1] * 200, 0, 16, 200, 0]),
+    "gather into more room": partial(_gather_bounded, 200),
+    "gather into less room": partial(_gather_bounded, 30),
+    "gather disabled": partial(_gather_bounded, 200, enabled=0),
     "gather unaligned": partial(_gather, [17, 0, 40], shift=1),
     "gather odd width": partial(_gather, [17, 0, 40], dim=37),
 }

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from indexer_service.kernels.step import RowFault, find_faults, select_step
+from indexer_service.kernels.step import RowFault, enqueue_step, find_faults, select_step
 from tests.kernels import inputs, naive
 
 K = 24
@@ -237,3 +237,53 @@ def test_any_query_offsets_are_survived(offsets: list[int]) -> None:
 def test_a_wrong_argument_is_named_with_its_fix(name: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"^{name}: .* \(fix: .+\)$"):
         Batch(MIXED, 2).select(**changes)
+
+
+def enqueue(batch: Batch, **changes: Any) -> Tensor:
+    """`enqueue_step`, of lengths that nothing is wrong with."""
+    lengths = [length for _, length in batch.requests]
+    ends = []
+    for n, length in batch.requests:
+        ends += [max(length - n + 1 + j, 0) for j in range(n)]
+    out = torch.full((len(batch.q), K), 77, dtype=torch.int32)
+    arguments: dict[str, Any] = {
+        "decode_requests": batch.decode_requests,
+        "rows_per_decode": batch.rows_per_decode,
+        "offsets": batch.query_start.tolist(),
+        "length_bounds": lengths,
+        "row_ends": int32(ends),
+        "out": out,
+        **changes,
+    }
+    enqueue_step(
+        batch.q, batch.weights, batch.k_cache, batch.seq_lens, batch.block_table, K, **arguments
+    )
+    return out
+
+
+@pytest.mark.parametrize("bound", [None, 160])
+def test_a_step_without_host_reads_selects_the_same(bound: int | None) -> None:
+    batch = Batch(MIXED, 2)
+    bounds = {} if bound is None else {"length_bounds": [bound] * len(MIXED)}
+    assert torch.equal(enqueue(batch, **bounds), batch.select())
+
+
+def test_a_disabled_step_writes_nothing() -> None:
+    assert (enqueue(Batch(MIXED, 2), enabled=int32([0])) == 77).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("offsets", {"offsets": [0, 1, 2, 7, 37, 41]}),
+        ("offsets", {"offsets": [0, 1, 2, 7, 40]}),
+        ("offsets", {"offsets": [0, 1, 3, 7, 37, 40]}),
+        ("row_ends", {"row_ends": None}),
+        ("row_ends", {"row_ends": int32([1])}),
+    ],
+)
+def test_a_wrong_argument_of_a_step_without_host_reads_is_named(
+    name: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: .* \(fix: .+\)$"):
+        enqueue(Batch(MIXED, 2), **changes)

@@ -67,37 +67,55 @@ def _check_replica(replica: Tensor, k_cache: Tensor) -> None:
 
 
 def gather(
-    k_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, impl: str = "auto"
+    k_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    total: int | None = None,
+    enabled: Tensor | None = None,
+    impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The first `seq_lens[r]` keys of each request, one request after the other.
 
-    The result's size depends on the lengths, so this call reads them on the host: it waits for
-    the device, and cannot be captured.
+    Without `total` the result's size depends on the lengths: the call reads them on the host,
+    waits for the device, and cannot be captured.
 
     Args:
         k_cache: uint8 [pages, page, D+4], pages at any stride(0).
         block_table: int32 [R, n], page numbers. A page outside the cache is not read: its keys
             have NaN scales and any values.
         seq_lens: int32 [R]; zero or less gives nothing.
-        impl: "auto", "triton" or "reference".
+        total: how many keys the result has room for; the lengths stay on the device. Keys behind
+            the lengths' sum are any bytes, and keys behind `total` are left out.
+        enabled: int32 [1] on the cache's device; with 0 in it nothing is read, and the keys are
+            any bytes. Needs `total`.
+        impl: "auto", "triton" or "reference". (The reference reads lengths on the host.)
 
     Returns:
-        values float8_e4m3fn [N, D] and scales fp32 [N], N the sum of the lengths.
+        values float8_e4m3fn [N, D] and scales fp32 [N], N = `total` or the sum of the lengths.
 
     Raises:
-        ValueError: a shape, dtype, device or stride is wrong, or a length needs more pages than
-            a row of `block_table` has.
+        ValueError: a shape, dtype, device or stride is wrong, or (without `total`) a length needs
+            more pages than a row of `block_table` has.
     """
     check_k_cache(k_cache)
     expect("block_table", block_table, "[R, n]", (None, None), torch.int32, k_cache.device)
     requests, columns = block_table.shape
     expect("seq_lens", seq_lens, "[R]", (requests,), torch.int32, k_cache.device)
-    room = columns * k_cache.shape[1]
-    lengths = seq_lens.tolist()
-    longest = max(lengths, default=0)
-    if longest > room:
-        wrong = f"length {longest}, but a row of block_table holds {room} tokens"
-        raise fault("seq_lens", wrong, "give a table that covers every length")
+    if enabled is not None:
+        expect("enabled", enabled, "[1]", (1,), torch.int32, k_cache.device)
+    if total is None:
+        if enabled is not None:
+            raise fault("total", "None beside `enabled`", "give a bound, so that nothing is read")
+        room = columns * k_cache.shape[1]
+        lengths = seq_lens.tolist()
+        longest = max(lengths, default=0)
+        if longest > room:
+            wrong = f"length {longest}, but a row of block_table holds {room} tokens"
+            raise fault("seq_lens", wrong, "give a table that covers every length")
+        total = sum(length for length in lengths if length > 0)
+    elif total < 0:
+        raise fault("total", f"{total} keys", "0 or more")
     run = _gather.implementation(impl, k_cache.device)
-    values, scales = run(k_cache, block_table, seq_lens, lengths)
+    values, scales = run(k_cache, block_table, seq_lens, total, enabled)
     return values, scales

@@ -1,7 +1,5 @@
 """`k_cache.gather` in Triton: a balanced copy, whatever the requests' lengths."""
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -40,19 +38,23 @@ def _find(seq_lens, requests, length_stride, key, CHUNK: tl.constexpr):
         "requests", "columns", "pages", "total", "page_stride", "table_row", "table_column",
         "length_stride",
     ),
-    do_not_specialize_on_alignment=("k_cache", "block_table", "seq_lens"),
+    do_not_specialize_on_alignment=("k_cache", "block_table", "seq_lens", "enabled"),
 )  # fmt: skip
 def gather_kernel(
-    k_cache, block_table, seq_lens, values, scales, requests, columns, pages, total: tl.int64,
-    page_stride: tl.int64, table_row: tl.int64, table_column: tl.int64, length_stride: tl.int64,
-    DIM: tl.constexpr, PAGE: tl.constexpr, ALIGNED: tl.constexpr, KEYS: tl.constexpr,
-    BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
+    k_cache, block_table, seq_lens, enabled, values, scales, requests, columns, pages,
+    total: tl.int64, page_stride: tl.int64, table_row: tl.int64, table_column: tl.int64,
+    length_stride: tl.int64, DIM: tl.constexpr, PAGE: tl.constexpr,
+    ALIGNED: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """KEYS keys of the result: values uint8 [total, DIM] and scales uint8 [total, 4].
 
-    A program goes through its keys a request at a time. The lengths may have changed since the
-    host read `total` off them: nothing is written past `total`, nor read past the table.
+    A program goes through its keys a request at a time. The lengths may be more or less than
+    `total` in all: nothing is written past `total`, nor read past the table. enabled: int32 [1]
+    or None; 0: do nothing.
     """
+    if enabled is not None:  # noqa: SIM102 - decided when compiling
+        if tl.load(enabled) == 0:
+            return
     key = tl.program_id(0).to(tl.int64) * KEYS
     request, begin = _find(seq_lens, requests, length_stride, key, CHUNK)
     end = tl.minimum(key + KEYS, total)
@@ -89,19 +91,18 @@ def gather_kernel(
 
 
 def gather(
-    k_cache: Tensor, block_table: Tensor, seq_lens: Tensor, lengths: Sequence[int]
+    k_cache: Tensor, block_table: Tensor, seq_lens: Tensor, total: int, enabled: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """See `k_cache.gather`; arguments are already checked, `lengths` are those of `seq_lens`."""
+    """See `k_cache.gather`; arguments are already checked."""
     pages, page, width = k_cache.shape
     dim = width - SCALE_BYTES
-    total = sum(length for length in lengths if length > 0)
     values = torch.empty((total, dim), dtype=torch.uint8, device=k_cache.device)
     scales = torch.empty(total, dtype=torch.float32, device=k_cache.device)
     if total:
         gather_kernel[(-(-total // _KEYS),)](
-            k_cache, block_table, seq_lens, values, scales.view(torch.uint8), len(lengths),
-            block_table.shape[1], pages, total, k_cache.stride(0), *block_table.stride(),
-            seq_lens.stride(0),
+            k_cache, block_table, seq_lens, enabled, values, scales.view(torch.uint8),
+            len(seq_lens), block_table.shape[1], pages, total, k_cache.stride(0),
+            *block_table.stride(), seq_lens.stride(0),
             DIM=dim, PAGE=page, ALIGNED=alignment(k_cache), KEYS=_KEYS,
             BLOCK_D=1 << (dim - 1).bit_length(), CHUNK=_REQUESTS, num_warps=_WARPS,
         )  # fmt: skip

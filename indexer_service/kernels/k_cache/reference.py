@@ -1,12 +1,10 @@
 """What `k_cache.insert` and `k_cache.gather` mean, in plain torch."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from indexer_service.kernels.checks import E4M3
-from indexer_service.kernels.k_cache.layout import planes, read_pages
+from indexer_service.kernels.k_cache.layout import SCALE_BYTES, planes, read_pages
 
 E4M3_MAX = 448.0
 SMALLEST_AMAX = 1e-4
@@ -44,17 +42,18 @@ def _power_of_two_above(amax: Tensor) -> Tensor:
 
 
 def gather(
-    k_cache: Tensor, block_table: Tensor, seq_lens: Tensor, lengths: Sequence[int]
+    k_cache: Tensor, block_table: Tensor, seq_lens: Tensor, total: int, enabled: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """See `k_cache.gather`; arguments are already checked, `lengths` are those of `seq_lens`."""
-    page = k_cache.shape[1]
-    parts = [
-        tuple(part[:length] for part in read_pages(k_cache, row[: -(-length // page)]))
-        for length, row in zip(lengths, block_table, strict=True)
-        if length > 0
-    ]
-    if not parts:
-        parts = [read_pages(k_cache, block_table[:0].flatten())]
-    values = torch.cat([part[0] for part in parts])
-    scales = torch.cat([part[1] for part in parts])
+    """See `k_cache.gather`; arguments are already checked."""
+    page, width = k_cache.shape[1:]
+    values = torch.zeros((total, width - SCALE_BYTES), dtype=torch.uint8, device=k_cache.device)
+    scales = torch.zeros(total, dtype=torch.float32, device=k_cache.device)
+    if enabled is None or int(enabled):
+        at = 0
+        for length, row in zip(seq_lens.tolist(), block_table, strict=True):
+            count = max(min(length, total - at), 0)
+            part = slice(at, at + count)
+            some, some_scales = read_pages(k_cache, row[: -(-count // page)])
+            values[part], scales[part] = some[:count], some_scales[:count]
+            at += count
     return values.view(E4M3), scales
