@@ -41,11 +41,24 @@ def native_fp8(arch: int) -> bool:
     return arch >= NATIVE_FP8
 
 
+_left = 0
+
+
+def leave_processors(count: int) -> None:
+    """In this process, from now on: size kernels for so many multiprocessors fewer.
+
+    For a process beside which another one's kernel waits on the same GPU. Programs that are meant
+    to run all at once would otherwise leave one of them for the end. Selected bits stay the same.
+    """
+    global _left
+    _left = count
+
+
 def processors(device: torch.device) -> int:
-    """Multiprocessors of the GPU, one without a GPU."""
+    """Multiprocessors of the GPU that kernels are sized for, one without a GPU."""
     if device.type != "cuda":
         return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, torch.cuda.get_device_properties(device).multi_processor_count - _left)
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:

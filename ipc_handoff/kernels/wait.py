@@ -5,7 +5,7 @@ import triton.language as tl
 
 from ipc_handoff.device import line, look, nanoseconds, ring, stamp
 from ipc_handoff.device_layout import AnswersWord, StagingWord
-from ipc_handoff.kernels.launch import dependent_launch
+from ipc_handoff.kernels.launch import dependent_launch, share_multiprocessor
 from ipc_handoff.kernels.words import Decision, Told, WaitEnd, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.stages import WorkerStage
@@ -130,7 +130,9 @@ def wait(memory: WorkerMemory, *, ordinal: int, bound: int) -> None:
         bound: nanoseconds without progress of the service after which the attachment is over.
     """
     dependent = dependent_launch(memory.device)
-    wait_kernel[(1,)](
+    compiled = wait_kernel[(1,)](
         memory.state, memory.decision, memory.order, memory.told, ordinal, bound,
         PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
     )  # fmt: skip
+    if memory.is_cuda:
+        share_multiprocessor(compiled)
