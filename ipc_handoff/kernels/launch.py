@@ -1,7 +1,6 @@
 """How the hand-over's kernels are launched."""
 
 from functools import lru_cache
-
 from typing import Any
 
 import torch
