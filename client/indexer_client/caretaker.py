@@ -26,11 +26,18 @@ class Caretaker:
     """Args:
     request: how to attach.
     pool: where banks come from; used by this thread only, once it runs.
+    prepare_thread: called first in that thread.
     """
 
-    def __init__(self, request: AttachRequest, pool: BankPool) -> None:
+    def __init__(
+        self,
+        request: AttachRequest,
+        pool: BankPool,
+        prepare_thread: Callable[[], None] = lambda: None,
+    ) -> None:
         self._request = request
         self._pool = pool
+        self._prepare_thread = prepare_thread
         self._condition = threading.Condition()
         self._ready: Attachment | None = None
         self._in_use: Attachment | None = None
@@ -106,6 +113,7 @@ class Caretaker:
         self._pool.close()
 
     def _run(self) -> None:
+        self._prepare_thread()
         pause = _FIRST_PAUSE
         while not self._closing:
             self._release_ended()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -26,6 +27,8 @@ class StepInputs:
         rows_per_decode: next_n, 1 to 8; 0 if there are no decode requests.
         max_length: upper bound of seq_lens that needs no device value.
         exact_seq_lens: seq_lens as the CPU knows them, where it does.
+        exact_query_start: query_start as the CPU knows it. On a GPU always: nobody reads it from
+            there.
     """
 
     query_start: torch.Tensor
@@ -36,6 +39,7 @@ class StepInputs:
     rows_per_decode: int
     max_length: int
     exact_seq_lens: Sequence[int] | None = None
+    exact_query_start: Sequence[int] | None = None
 
     @property
     def requests(self) -> int:
@@ -55,6 +59,8 @@ class StepInputs:
         )
         if self.exact_seq_lens is not None:
             plan.exact.seq_lens.extend(self.exact_seq_lens)
+        if self.exact_query_start is not None:
+            plan.exact.query_start.extend(self.exact_query_start)
         return plan
 
     def check(self, geometry: HandoffGeometry) -> None:
@@ -69,6 +75,7 @@ class StepInputs:
                 raise ValueError(f"{name}: {value}, agreed at most {limit} (fix: a smaller step)")
         self._check_tensors(width)
         self._check_rows()
+        self._check_offsets()
         self._check_lengths(geometry)
 
     def _check_tensors(self, width: int) -> None:
@@ -100,6 +107,24 @@ class StepInputs:
                 f"rows: {self.rows}, of which {prefill_rows} are left for {prefills} prefill "
                 "requests (fix: decode_requests * rows_per_decode rows, and one or more a prefill "
                 "request)"
+            )
+
+    def _check_offsets(self) -> None:
+        exact = self.exact_query_start
+        if exact is None:
+            return
+        if len(exact) != self.requests + 1:
+            raise ValueError(
+                f"exact_query_start: {len(exact)} values for {self.requests} requests (fix: one a "
+                "request, then the number of rows)"
+            )
+        decodes = range(self.decode_requests + 1)
+        begins_right = all(exact[i] == i * self.rows_per_decode for i in decodes)
+        ascends = all(after > before for before, after in pairwise(exact))
+        if not (begins_right and ascends and exact[-1] == self.rows):
+            raise ValueError(
+                f"exact_query_start: {list(exact)} (fix: {self.decode_requests} times "
+                f"{self.rows_per_decode} rows, one or more a prefill request, {self.rows} in all)"
             )
 
     def _check_lengths(self, geometry: HandoffGeometry) -> None:

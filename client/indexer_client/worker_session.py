@@ -2,6 +2,7 @@
 that are counted, reports that are read."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -23,15 +24,20 @@ class WorkerSession:
         request: how to attach. Its tracing is closed with the session.
         pool: where banks come from.
         refusal: why no service is ever looked for; None: one is.
+        prepare_thread: called first in every thread that attaches.
     """
 
     def __init__(
-        self, request: AttachRequest, pool: BankPool, refusal: IndexerError | None = None
+        self,
+        request: AttachRequest,
+        pool: BankPool,
+        refusal: IndexerError | None = None,
+        prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = request.settings
         self.geometry = request.geometry
         self._tracing = request.tracing
-        self._caretaker = Caretaker(request, pool)
+        self._caretaker = Caretaker(request, pool, prepare_thread)
         self._refusal = refusal
         self._attachment: Attachment | None = None
         self._steps = 0

@@ -1,0 +1,134 @@
+"""The worker's kernels of the hand-over with what the host must know about them.
+
+Attachments are numbered from 1 for the device, which compares the numbers and never sees an
+`Attachment`. One thread calls everything here.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+from torch import Tensor
+
+from attention_worker.device_counts import DeviceCounts
+from attention_worker.watchdog import Watchdog
+from attention_worker.worker_banks import WorkerBank
+from indexer_client.attachment import Attachment
+from indexer_client.inputs import StepInputs
+from ipc_handoff.kernels.hand_back import hand_back
+from ipc_handoff.kernels.publish import forget_armed, publish
+from ipc_handoff.kernels.stage import stage
+from ipc_handoff.kernels.wait import wait
+from ipc_handoff.kernels.words import Told, WaitEnd
+from ipc_handoff.kernels.worker_memory import WorkerMemory
+
+_NANOSECONDS = 1_000_000_000
+_ENDS = {
+    WaitEnd.STALLED: "no progress within the bound",
+    WaitEnd.ABORTED: "the attachment was ended while it waited",
+}
+
+
+class DeviceHandoff:
+    """Made before the first capture: graphs hold the addresses of its memory.
+
+    Args:
+        memory: of the worker.
+        wait_bound: seconds without progress of the service after which a wait ends.
+
+    Attributes:
+        counts: what the kernels count.
+        inline: int32 [1] on the device: 1 where inline kernels must compute the layer.
+    """
+
+    def __init__(self, memory: WorkerMemory, wait_bound: float) -> None:
+        self._memory = memory
+        self._bound = round(wait_bound * _NANOSECONDS)
+        self._watchdog = Watchdog(memory.order)
+        self._number = 0
+        self._may_be_armed = False
+        self.counts = DeviceCounts(memory)
+        self.inline = memory.inline
+
+    def start(self) -> None:
+        self._watchdog.start()
+
+    def close(self) -> None:
+        """No wait for an answer goes on, and the next forward works inline."""
+        self._watchdog.end(self._number)
+        self.skip()
+        self._watchdog.close()
+
+    def why_over(self, attachment: Attachment) -> str | None:
+        """Why the attachment in use is over, if device, watchdog or service say so."""
+        told = self._memory.told
+        if int(told[Told.LOST]) == self._number:
+            layer = self._memory.geometry.layers[int(told[Told.LAYER])]
+            end = _ENDS[WaitEnd(int(told[Told.END]))]
+            return f"step {int(told[Told.STEP])}, layer {layer}: {end}"
+        if self._watchdog.is_dead(self._number):
+            return "the service's process is dead"
+        if attachment.bells.is_drained():
+            return "the service has ended the session"
+        return None
+
+    def leave(self, attachment: Attachment) -> None:
+        """Before the step boundary: what was enqueued so far may use its bank."""
+        _bank(attachment).mark()
+
+    def exchanged(self, before: Attachment | None, after: Attachment | None) -> None:
+        """At the step boundary: the attachment that steps are published for has changed."""
+        if before is not None:
+            self._watchdog.end(self._number)
+        if after is not None:
+            self._number += 1
+            self._watchdog.watch(self._number, after.watch)
+
+    def publish(self, attachment: Attachment, step: int, inputs: StepInputs) -> None:
+        """Stage what a step's layers share, and arm it: the next forward takes it."""
+        bank = _bank(attachment)
+        publish(
+            self._memory,
+            inputs.query_start,
+            inputs.seq_lens,
+            inputs.block_table,
+            step=step,
+            attachment=self._number,
+            staging=bank.staging_address,
+            answers=bank.answers_address,
+            rows=inputs.rows,
+            max_length=inputs.max_length,
+        )
+        self._may_be_armed = True
+
+    def skip(self) -> None:
+        """The next forward works inline, also if no forward took the last publication."""
+        if self._may_be_armed:
+            forget_armed(self._memory)
+            self._may_be_armed = False
+
+    def layer(
+        self,
+        ordinal: int,
+        q: Tensor,
+        weights: Tensor,
+        out: Tensor,
+        *,
+        first: bool,
+        compute: Callable[[], None],
+    ) -> None:
+        """Enqueue one layer; can be captured.
+
+        Args:
+            q: uint8 [T, heads * head_dim]; weights: fp32 [T, heads]; out: int32 [T, top_k].
+            first: it is the forward's first layer.
+            compute: enqueues the inline kernels, which write `out` where `inline` is 1.
+        """
+        stage(self._memory, q, weights, ordinal=ordinal, first=first)
+        wait(self._memory, ordinal=ordinal, bound=self._bound)
+        compute()
+        hand_back(self._memory, out, ordinal=ordinal)
+
+
+def _bank(attachment: Attachment) -> WorkerBank:
+    """A worker on a GPU has no other banks."""
+    return cast(WorkerBank, attachment.bank)

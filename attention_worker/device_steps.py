@@ -1,0 +1,213 @@
+"""Steps of a worker on a GPU: what happens before a forward, and in each of its layers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attention_worker.device_handoff import DeviceHandoff
+from attention_worker.inline_kernels import InlineKernels
+from attention_worker.step_shape import StepShape
+from attention_worker.step_traces import StepTraces
+from indexer_client.attachment import Attachment, AttachRequest
+from indexer_client.errors import IndexerError
+from indexer_client.inputs import StepInputs
+from indexer_client.staging import check_tensors
+from indexer_client.statistics import Statistics
+from indexer_client.step import Begun
+from indexer_client.worker_session import WorkerSession
+from ipc_handoff.banks import BankPool
+from ipc_handoff.stamps import StepTimes
+
+
+class DeviceSteps(WorkerSession):
+    """`begin_step` runs eagerly before every forward and never waits; `select` runs in the
+    forward and can be captured: a graph stays valid whatever becomes of the service.
+
+    Args:
+        request, pool, refusal, prepare_thread: as for `WorkerSession`.
+        inline: computes what the service does not answer.
+        handoff: the way to the service; None: there will never be one.
+        device: of the worker.
+    """
+
+    def __init__(
+        self,
+        request: AttachRequest,
+        pool: BankPool,
+        inline: InlineKernels,
+        handoff: DeviceHandoff | None,
+        *,
+        device: torch.device,
+        refusal: IndexerError | None = None,
+        prepare_thread: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(request, pool, refusal, prepare_thread)
+        self._inline = inline
+        self._handoff = handoff
+        self._ordinals = {layer: i for i, layer in enumerate(self.geometry.layers)}
+        self._shape: StepShape | None = None
+        self._traces = StepTraces(self.geometry, handoff.counts if handoff else None, device)
+
+    def start(self) -> None:
+        """Begin to look for a service. Once in a session's life; entering does it too."""
+        if self._handoff is not None:
+            self._handoff.start()
+        super().start()
+
+    def close(self) -> None:
+        """End in good order; leaving the `with` block does it too. A second time does nothing.
+
+        Waits for the current stream. Graphs that hold layers may be replayed afterwards, inline,
+        for as long as this object lives.
+        """
+        self._check_process()
+        if self._handoff is not None:
+            self._handoff.close()
+        self._traces.close()
+        super().close()
+
+    @property
+    def statistics(self) -> Statistics:
+        """Waits for the device for a moment, beside the running step. Not on the hot path."""
+        found = super().statistics
+        found = replace(found, steps=self._steps)
+        if self._handoff is None:
+            return found
+        counts = self._handoff.counts
+        answered, inline = counts.layers()
+        return replace(
+            found,
+            answered_layers=answered,
+            inline_layers=inline,
+            cancelled_steps=counts.cancelled_steps(),
+            lost_stamps=found.lost_stamps + counts.lost + self._traces.lost,
+        )
+
+    def stamps(self, step: int) -> StepTimes | None:
+        """Times [layers][WorkerStage] of a finished step, ns of the GPU's clock; 0: not reached.
+
+        None if they were overwritten (and counted), or the step was never published. Waits for
+        the device for a moment: not on the hot path.
+        """
+        return self._handoff.counts.stamps(step) if self._handoff is not None else None
+
+    def begin_step(self, inputs: StepInputs) -> int:
+        """Make the next forward on the current stream a step; its number.
+
+        Eager, once before each forward, outside of any capture; never waits for the device.
+
+        Args:
+            inputs: tensors on the worker's device; `exact_query_start` is needed.
+
+        Raises:
+            ValueError: they do not fit the agreed geometry; names the field.
+        """
+        self._check_process()
+        inputs.check(self.geometry)
+        shape = StepShape.of(inputs)
+        self._traces.end_step()
+        self._look_after_attachment()
+        before = self._attachment
+        begun = self._next_step(inputs.rows)
+        if self._handoff is not None:
+            if begun.attachment is not before:
+                self._handoff.exchanged(before, begun.attachment)
+            if begun.attachment is not None and self._posted(begun.attachment, begun, inputs):
+                self._handoff.publish(begun.attachment, begun.number, inputs)
+            else:
+                self._handoff.skip()
+        self._inline.take(inputs)
+        self._traces.begin_step(begun)
+        self._shape = shape
+        return begun.number
+
+    def begin_inline(self, rows: int, rows_per_decode: int = 1) -> None:
+        """The next forwards are no steps: a capture, a warm-up, a dummy run.
+
+        Nothing is enqueued. They compute inline with whatever lengths the last step had.
+
+        Raises:
+            ValueError: rows are left over, or there are too many.
+        """
+        self._check_process()
+        self._shape = StepShape.of_decodes(rows, rows_per_decode, self.geometry.max_context)
+
+    def select(
+        self, layer: int, q: Tensor, weights: Tensor, out: Tensor, *, first: bool | None = None
+    ) -> None:
+        """Enqueue the selection of one layer of the running forward; never waits.
+
+        Args:
+            layer: id; layers come in the geometry's order.
+            q: e4m3 [T, heads, head_dim] (float8_e4m3fn or its bytes), rows contiguous; T may be
+                more than the step's rows.
+            weights: fp32 [T, heads].
+            out: int32 [T, top_k], rows contiguous; request-local indices, -1 at the tail. Rows
+                behind the step's get -1.
+            first: it is the forward's first layer that has an indexer; by default the geometry's
+                first one is.
+
+        Raises:
+            ValueError: another layer, a tensor of another shape or dtype, or a capture of a
+                forward that is not of decodes only.
+        """
+        if layer not in self._ordinals:
+            known = ", ".join(map(str, self.geometry.layers))
+            raise ValueError(f"layer: {layer} has no indexer (fix: one of {known})")
+        check_tensors(self.geometry, len(q), q, weights, out)
+        shape = self._shape_of_forward(len(q), q.is_cuda)
+        if self._handoff is None:
+            self._inline.select(layer, q, weights, shape, out)
+            return
+        handoff, ordinal = self._handoff, self._ordinals[layer]
+        handoff.layer(
+            ordinal,
+            q.view(torch.uint8).flatten(1),
+            weights,
+            out,
+            first=ordinal == 0 if first is None else first,
+            compute=lambda: self._inline.select(layer, q, weights, shape, out, handoff.inline),
+        )
+
+    def _shape_of_forward(self, rows: int, is_cuda: bool) -> StepShape:
+        shape = self._shape
+        if shape is None or rows < shape.rows or rows > self.geometry.max_rows:
+            found = "no step" if shape is None else f"a step of {shape.rows} rows"
+            raise ValueError(
+                f"q: {rows} rows after {found}, at most {self.geometry.max_rows} (fix: begin_step "
+                "or begin_inline before the forward, with its rows)"
+            )
+        if is_cuda and torch.cuda.is_current_stream_capturing():
+            # A graph outlives the step: it must fit every later one of its size.
+            if not shape.is_decode:
+                raise ValueError(
+                    "capture: the forward has prefill requests (fix: begin_inline with decode "
+                    "rows before a capture; prefill and mixed steps run eagerly)"
+                )
+            return StepShape.of_decodes(rows, shape.rows_per_decode, self.geometry.max_context)
+        return shape
+
+    def _look_after_attachment(self) -> None:
+        """At the end of a step: what device and service have told about the attachment."""
+        attachment = self._attachment
+        if attachment is None or self._handoff is None:
+            return
+        self._read_reports()
+        why = self._handoff.why_over(attachment)
+        if why is not None:
+            attachment.detach(why)
+        self._handoff.leave(attachment)
+
+    def _posted(self, attachment: Attachment, begun: Begun, inputs: StepInputs) -> bool:
+        """Send the plan; False: the step is inline, and the attachment over."""
+        plan = inputs.plan(begun.number, attachment.epoch, self.geometry.layers)
+        if begun.trace is not None:
+            plan.trace.CopyFrom(begun.trace.context)
+        try:
+            attachment.plans.post(plan)
+        except IndexerError as error:
+            attachment.detach(f"plan: {error}")
+            return False
+        return True
