@@ -5,7 +5,7 @@ import triton.language as tl
 
 from ipc_handoff.device import clear_stamps, line, look, nanoseconds, ring, stamp, stamps_of
 from ipc_handoff.device_layout import AnswersWord, StagingWord
-from ipc_handoff.kernels.launch import dependent_launch, share_multiprocessor
+from ipc_handoff.kernels.launch import dependent_launch
 from ipc_handoff.kernels.service_memory import ServiceMemory
 from ipc_handoff.kernels.words import Gate, GateEnd, Live
 from ipc_handoff.stages import ServiceStage
@@ -119,10 +119,8 @@ def gate(memory: ServiceMemory, kind: Gate, *, ordinal: int = 0, bound: int) -> 
         bound: nanoseconds after which the step is given up.
     """
     dependent = dependent_launch(memory.device)
-    compiled = gate_kernel[(1,)](
+    gate_kernel[(1,)](
         memory.step, memory.live, memory.closing, memory.staging, memory.answers, int(kind),
         ordinal, bound, *memory.stamp_numbers, memory.cells,
         PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
     )  # fmt: skip
-    if memory.is_cuda:
-        share_multiprocessor(compiled)

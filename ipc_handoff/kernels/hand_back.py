@@ -15,7 +15,7 @@ from ipc_handoff.stages import WorkerStage
 ROWS = tl.constexpr(int(WorkerState.ROWS))
 ANSWER_SLOT = tl.constexpr(int(WorkerState.ANSWER_SLOT))
 STAMPS = tl.constexpr(int(WorkerState.STAMPS))
-COMPUTE_INLINE = tl.constexpr(int(Decision.INLINE))
+IS_ANSWERED = tl.constexpr(int(Decision.ANSWERED))
 STAGES = tl.constexpr(len(WorkerStage))
 HANDED_BACK = tl.constexpr(int(WorkerStage.HANDED_BACK))
 
@@ -42,11 +42,11 @@ def hand_back_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.cast(tl.program_id(0), tl.int64)
-    inline = tl.load(decision + COMPUTE_INLINE)
+    answered = tl.load(decision + IS_ANSWERED)
     step_rows = tl.load(state + ROWS)
     slot = tl.load(state + ANSWER_SLOT)
     block = tl.load(state + STAMPS)
-    if inline == 0:
+    if answered != 0:
         source = int32_at(slot) + row * K
         to = out + row * out_stride
         for first in range(0, K, BLOCK):
@@ -61,8 +61,7 @@ def hand_back_kernel(
 def hand_back(memory: WorkerMemory, out: Tensor, *, ordinal: int) -> None:
     """Write an answered layer's selection into `out` on the current stream; can be captured.
 
-    Inline kernels with `enabled=memory.inline` write `out` otherwise: of the two, one does, as the
-    layer's wait has decided.
+    Inline kernels write `out` otherwise (see `WorkerMemory`): of all of them one does.
 
     Args:
         out: int32 [T, top_k], rows contiguous; T may be more rows than the step has.

@@ -17,7 +17,7 @@ from ipc_handoff.device import (
 )
 from ipc_handoff.device_layout import StagingWord
 from ipc_handoff.kernels.launch import dependent_launch
-from ipc_handoff.kernels.words import WorkerState
+from ipc_handoff.kernels.words import Decision, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.stages import WorkerStage
 
@@ -27,6 +27,7 @@ ROWS = tl.constexpr(int(WorkerState.ROWS))
 STAGING = tl.constexpr(int(WorkerState.STAGING))
 STAGING_SLOT = tl.constexpr(int(WorkerState.STAGING_SLOT))
 STAMPS = tl.constexpr(int(WorkerState.STAMPS))
+IS_DETACHED = tl.constexpr(int(Decision.DETACHED))
 REQUESTS = tl.constexpr(int(StagingWord.REQUESTS))
 STAGES = tl.constexpr(len(WorkerStage))
 STAGE_BEGUN = tl.constexpr(int(WorkerStage.STAGE_BEGUN))
@@ -40,10 +41,10 @@ _VECTOR_BYTES = 16
     do_not_specialize=(
         "ordinal", "first", "rows", "q_stride", "weights_stride", "q_at", "weights_at",
     ),
-    do_not_specialize_on_alignment=("q", "weights", "state", "arrived"),
+    do_not_specialize_on_alignment=("q", "weights", "state", "decision", "arrived"),
 )  # fmt: skip
 def stage_kernel(
-    q, weights, state, arrived, ordinal, first, rows, q_stride: tl.int64,
+    q, weights, state, decision, arrived, ordinal, first, rows, q_stride: tl.int64,
     weights_stride: tl.int64, q_at: tl.int64, weights_at: tl.int64, Q_BYTES: tl.constexpr,
     HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr, VECTOR: tl.constexpr,
     PTX: tl.constexpr, PDL: tl.constexpr,
@@ -85,6 +86,7 @@ def stage_kernel(
             # Before the bell: what it causes must not look earlier than it.
             stamp(block, ordinal * STAGES + REQUEST_RUNG, nanoseconds(PTX))
             ring(line(staging, REQUESTS + ordinal), step, PTX)
+        tl.store(decision + IS_DETACHED, (step == 0).to(tl.int32))
         if first:
             tl.store(state + CURRENT, step)
             tl.store(state + ARMED, 0)
@@ -104,8 +106,8 @@ def stage(memory: WorkerMemory, q: Tensor, weights: Tensor, *, ordinal: int, fir
     q_bytes, heads = geometry.heads * geometry.head_dim, geometry.heads
     together = math.gcd(_VECTOR_BYTES, q.data_ptr(), q.stride(0), q_bytes)
     stage_kernel[(len(q),)](
-        q, weights, memory.state, memory.arrived, ordinal, int(first), len(q), q.stride(0),
-        weights.stride(0), layout.q, layout.weights,
+        q, weights, memory.state, memory.decision, memory.arrived, ordinal, int(first), len(q),
+        q.stride(0), weights.stride(0), layout.q, layout.weights,
         Q_BYTES=q_bytes, HEADS=heads, BLOCK_Q=triton.next_power_of_2(q_bytes),
         BLOCK_H=triton.next_power_of_2(heads), VECTOR=together, PTX=memory.is_cuda,
         PDL=dependent, num_warps=_WARPS, launch_pdl=dependent,

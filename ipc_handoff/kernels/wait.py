@@ -5,7 +5,7 @@ import triton.language as tl
 
 from ipc_handoff.device import line, look, nanoseconds, ring, stamp
 from ipc_handoff.device_layout import AnswersWord, StagingWord
-from ipc_handoff.kernels.launch import dependent_launch, share_multiprocessor
+from ipc_handoff.kernels.launch import dependent_launch
 from ipc_handoff.kernels.words import Decision, Told, WaitEnd, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.stages import WorkerStage
@@ -18,7 +18,9 @@ ATTACHMENT = tl.constexpr(int(WorkerState.ATTACHMENT))
 LOST = tl.constexpr(int(WorkerState.LOST))
 LAYERS_ANSWERED = tl.constexpr(int(WorkerState.ANSWERED))
 LAYERS_INLINE = tl.constexpr(int(WorkerState.INLINE))
-COMPUTE_INLINE = tl.constexpr(int(Decision.INLINE))
+IS_ANSWERED = tl.constexpr(int(Decision.ANSWERED))
+IS_RESCUED = tl.constexpr(int(Decision.RESCUED))
+IS_INLINE = tl.constexpr(int(Decision.INLINE))
 TOLD_LOST = tl.constexpr(int(Told.LOST))
 TOLD_STEP = tl.constexpr(int(Told.STEP))
 TOLD_LAYER = tl.constexpr(int(Told.LAYER))
@@ -100,7 +102,9 @@ def wait_kernel(
         # Not before: what follows is large, and would hold room that the service needs to answer.
         tl.extra.cuda.gdc_launch_dependents()
     answered = (step != 0) & (end == ANSWERED)
-    tl.store(decision + COMPUTE_INLINE, tl.where(answered, 0, 1))
+    tl.store(decision + IS_ANSWERED, answered.to(tl.int32))
+    tl.store(decision + IS_RESCUED, ((step != 0) & (end != ANSWERED)).to(tl.int32))
+    tl.store(decision + IS_INLINE, tl.where(answered, 0, 1))
     if step != 0:
         stamp(block, ordinal * STAGES + WAIT_ENDED, nanoseconds(PTX))
         counted = state + tl.where(answered, LAYERS_ANSWERED, LAYERS_INLINE)
@@ -130,9 +134,7 @@ def wait(memory: WorkerMemory, *, ordinal: int, bound: int) -> None:
         bound: nanoseconds without progress of the service after which the attachment is over.
     """
     dependent = dependent_launch(memory.device)
-    compiled = wait_kernel[(1,)](
+    wait_kernel[(1,)](
         memory.state, memory.decision, memory.order, memory.told, ordinal, bound,
         PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
     )  # fmt: skip
-    if memory.is_cuda:
-        share_multiprocessor(compiled)

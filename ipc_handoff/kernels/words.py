@@ -36,10 +36,16 @@ class WorkerState(IntEnum):
 
 
 class Decision(IntEnum):
-    """int32 words, written by each layer's wait and read by all kernels behind it."""
+    """int32 words, 0 or 1, that say to all later kernels of a layer who computes it."""
 
-    INLINE = 0
-    """1: the service did not answer, compute the layer here. 0: it did."""
+    DETACHED = 0
+    """Written by staging. 1: no step is under way, the layer is computed inline at once."""
+    ANSWERED = 1
+    """Written by the wait, as those below. 1: the answer is handed back."""
+    RESCUED = 2
+    """1: the wait ended without an answer, the layer is computed inline now."""
+    INLINE = 3
+    """1: one of the two is so, and the answer is not handed back."""
 
 
 class WaitEnd(IntEnum):

@@ -20,8 +20,9 @@ class WorkerMemory:
     Attributes:
         state: int64, `WorkerState`.
         decision: int32, `Decision`.
-        inline: int32 [1], a view of it: 1 where the layer must be computed inline. Give it to
-            the inline kernels as `enabled`; they write where the hand-back would.
+        detached, rescued, inline: int32 [1], views of it. Give one of them to inline kernels as
+            `enabled`: `detached` to those before the wait, and behind it `rescued`, or `inline`
+            to those that do the work of both.
         arrived: int32 [1], programs of the running launch that are done.
         stamps: int64, a ring of STAMPED_STEPS steps.
         order, told: int64 in pinned host memory, see `Told`; `order` [1] is the attachment that
@@ -35,8 +36,7 @@ class WorkerMemory:
         self.cells = len(geometry.layers) * len(WORKER_STAGES)
         self.state = torch.zeros(len(WorkerState), dtype=torch.int64, device=device)
         self.decision = torch.zeros(len(Decision), dtype=torch.int32, device=device)
-        self.decision[Decision.INLINE] = 1
-        self.inline = self.decision[Decision.INLINE : Decision.INLINE + 1]
+        self.detached, _, self.rescued, self.inline = self.decision.split(1)
         self.arrived = torch.zeros(1, dtype=torch.int32, device=device)
         self.stamps = torch.zeros((STAMPED_STEPS, 1 + self.cells), dtype=torch.int64, device=device)
         self.order = torch.zeros(1, dtype=torch.int64, pin_memory=self.is_cuda)

@@ -1,0 +1,109 @@
+"""`select_paged` by one program a request: one small launch, for what is hardly ever needed.
+
+A captured graph holds it behind every wait, where two large kernels that return at once would
+cost more than the wait itself. It runs when an answer did not come: once, and then slowly.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from indexer_service.kernels.architecture import HOPPER, architecture, native_fp8
+from indexer_service.kernels.k_cache.layout import SCALE_BYTES, alignment
+from indexer_service.kernels.mqa_logits import paged_plan
+from indexer_service.kernels.mqa_logits.packed import PADDING, padded
+from indexer_service.kernels.mqa_logits.paged_portable import portable_kernel
+from indexer_service.kernels.mqa_logits.paged_share import row_length
+from indexer_service.kernels.topk.memory import select_from_memory
+
+_BLOCK_KEYS = 64
+_STAGES = 2
+_WARPS = 4
+_LIST_BLOCK = 1024
+"""Scores that are looked at together."""
+
+
+@triton.jit(
+    do_not_specialize=(
+        "heads", "pages", "limit", "page_stride", "weight_row", "weight_head", "table_row",
+        "table_column", "score_row", "k", "out_stride",
+    ),
+    do_not_specialize_on_alignment=("cache", "weights", "seq_lens", "table", "enabled", "out"),
+)  # fmt: skip
+def rescue_kernel(
+    q, cache, weights, seq_lens, table, scores, enabled, out, heads, pages, limit,
+    page_stride: tl.int64, weight_row: tl.int64, weight_head: tl.int64, table_row: tl.int64,
+    table_column: tl.int64, score_row: tl.int64, k, out_stride: tl.int64, NEXT_N: tl.constexpr,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    PAGE: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, ALIGN: tl.constexpr, NATIVE: tl.constexpr, ASSEMBLY: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Scores of a request's rows, and the k largest of each, by program (0, request).
+
+    q: bytes [requests, NEXT_N, heads, D], contiguous. seq_lens: int32 [requests]. scores: fp32, a
+    row each score_row. enabled: int32 [1], 0: do nothing.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if tl.load(enabled) == 0:
+        return
+    request = tl.cast(tl.program_id(1), tl.int64)
+    row = request * NEXT_N
+    portable_kernel(
+        q + row * heads * D, cache, weights + row * weight_row, seq_lens + request,
+        table + request * table_row, scores + row * score_row, None, None, None, None, 1, heads,
+        pages, limit, 0, 0, page_stride, weight_row, weight_head, 0, 0, 1, 0, table_column,
+        score_row, NEXT_N, 1, ROWS, GROUPS, HEADS, D, PAGE, PADDED, 1, BLOCK_N, STAGES, ALIGN,
+        NATIVE, ASSEMBLY, False,
+    )  # fmt: skip
+    tl.debug_barrier()
+    for j in range(NEXT_N):
+        length = row_length(seq_lens + request, 0, j, True, 0, 0, 1, limit, NEXT_N)
+        select_from_memory(
+            scores + (row + j) * score_row, seq_lens, 1, length, 0, False, k, 0,
+            out + (row + j) * out_stride, BLOCK,
+        )  # fmt: skip
+
+
+def rescue_bytes(rows: int, longest: int) -> int:
+    """Memory that `rescue` takes for its time."""
+    return rows * padded(longest) * torch.float32.itemsize
+
+
+def rescue(
+    q: Tensor,
+    k_cache: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    k: int,
+    *,
+    out: Tensor,
+    enabled: Tensor,
+) -> None:
+    """Writes what `indexer.select_paged` would, the same bits, if `enabled`.
+
+    A request is computed by one program: milliseconds where select_paged takes microseconds, and
+    less than one when it is not enabled. Can be captured; takes `rescue_bytes` of memory.
+
+    Args: as for `indexer.select_paged`; q, weights, lengths and table on the GPU, q contiguous.
+    """
+    requests, next_n, heads, dim = q.shape
+    arch = architecture(q.device)
+    gpu = q.device.type == "cuda"
+    dependent = gpu and arch >= HOPPER
+    columns = paged_plan.columns(heads, next_n)
+    limit = block_table.shape[1] * k_cache.shape[1]
+    scores = torch.empty((requests * next_n, padded(limit)), dtype=torch.float32, device=q.device)
+    rescue_kernel[(1, requests)](
+        q.view(torch.uint8), k_cache, weights, seq_lens, block_table, scores, enabled, out, heads,
+        len(k_cache), limit, k_cache.stride(0), *weights.stride(), *block_table.stride(),
+        scores.stride(0), k, out.stride(0),
+        NEXT_N=next_n, ROWS=columns.rows, GROUPS=columns.groups, HEADS=columns.heads, D=dim,
+        PAGE=k_cache.shape[1], PADDED=PADDING, BLOCK_N=_BLOCK_KEYS, STAGES=_STAGES,
+        BLOCK=_LIST_BLOCK, ALIGN=max(alignment(k_cache), SCALE_BYTES), NATIVE=native_fp8(arch),
+        ASSEMBLY=gpu, PDL=dependent, num_warps=_WARPS, launch_pdl=dependent,
+    )  # fmt: skip
