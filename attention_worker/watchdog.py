@@ -45,8 +45,8 @@ class Watchdog:
 
     def end(self, number: int) -> None:
         """The attachment is over: no wait for it goes on."""
-        self._order[0] = number
         with self._lock:
+            self._order[0] = number
             if self._number == number:
                 self._replace(None)
         self._wake.ring()
@@ -83,8 +83,8 @@ class Watchdog:
                     os.close(process)
             self._wake.clear()
             if process in awake:
-                self._order[0] = number
-                self._dead = number
                 with self._lock:
                     if self._number == number:
+                        self._order[0] = number
+                        self._dead = number
                         self._replace(None)
