@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.devices import ServiceDevice
 from indexer_service.errors import invalid, precondition, shown
 from indexer_service.kernels.configuration import Configuration
+from indexer_service.placements import agree_placement
 from indexer_service.validation import checked_geometry, checked_worker
 from ipc_handoff.layout import HandoffGeometry
 
@@ -17,11 +19,13 @@ class Agreement:
     """The terms of one session; fixed for its life.
 
     Attributes:
+        device: that the service computes on.
         reasons: one sentence each.
     """
 
     worker: pb.Worker
     geometry: HandoffGeometry
+    device: ServiceDevice
     placement: pb.Placement
     signalling: pb.Signalling
     configuration: pb.EngineConfiguration
@@ -46,6 +50,7 @@ def agree(
     request: pb.OpenSessionRequest,
     configuration: Configuration,
     *,
+    device: ServiceDevice,
     has_host_memory: bool,
     max_bank_bytes: int,
 ) -> Agreement:
@@ -53,6 +58,7 @@ def agree(
 
     Args:
         configuration: of the service's engine.
+        device: that the service computes on.
         has_host_memory: whether descriptors can reach the service.
         max_bank_bytes: most bytes of control, staging and answers.
 
@@ -61,36 +67,18 @@ def agree(
     """
     worker = checked_worker(request.worker)
     geometry = checked_geometry(request, max_bank_bytes)
-    placement, why_placement = _placement(request)
+    placement, why_placement = agree_placement(request, device)
     signalling, why_signalling = _signalling(request.signalling, has_host_memory)
     why_engine = _engine(request, configuration)
     return Agreement(
         worker=worker,
         geometry=geometry,
+        device=device,
         placement=placement,
         signalling=signalling,
         configuration=configuration_message(configuration),
         reasons=(why_placement, why_signalling, why_engine),
     )
-
-
-def _placement(request: pb.OpenSessionRequest) -> tuple[pb.Placement, str]:
-    wanted = request.placement
-    if wanted not in pb.Placement.values():
-        raise invalid("placement", f"{wanted} is unknown", "a Placement of this contract")
-    if wanted not in (pb.PLACEMENT_UNSPECIFIED, pb.PLACEMENT_CPU):
-        raise precondition(
-            "placement",
-            f"{pb.Placement.Name(wanted)} needs a GPU, and this service runs on the CPU",
-            "PLACEMENT_CPU, or a service on the GPU",
-        )
-    if request.worker.gpu_uuid:
-        raise precondition(
-            "worker.gpu_uuid",
-            f"{shown(request.worker.gpu_uuid)}, and this service runs on the CPU",
-            "leave it empty for a worker on the CPU, or use a service on that GPU",
-        )
-    return pb.PLACEMENT_CPU, "placement cpu: this service runs on the CPU"
 
 
 def _signalling(wanted: pb.Signalling, has_host_memory: bool) -> tuple[pb.Signalling, str]:

@@ -2,7 +2,7 @@
 
 import grpc
 
-from ipc_handoff.errors import HandoffError, LayoutMismatch, RegionError
+from ipc_handoff.errors import HandoffError, LayoutMismatch, RegionError, RegionUnavailable
 
 # A message travels in a header whose default limit is 8 KiB; percent-encoding may triple it.
 _MESSAGE_BYTES = 1500
@@ -82,7 +82,7 @@ def internal() -> ServiceError:
 
 def of_handoff(error: HandoffError) -> ServiceError:
     """The refusal that an error of the data contract amounts to; its text is kept."""
-    if isinstance(error, LayoutMismatch):
+    if isinstance(error, LayoutMismatch | RegionUnavailable):
         return ReportedError(grpc.StatusCode.FAILED_PRECONDITION.value[0], str(error))
     if isinstance(error, RegionError):
         return ReportedError(grpc.StatusCode.INVALID_ARGUMENT.value[0], str(error))

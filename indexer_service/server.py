@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
+from indexer_service.devices import service_device
 from indexer_service.engine import Engine, EngineSettings, create_engine
 from indexer_service.errors import ServiceError, StartError
 from indexer_service.events import StepObserver
@@ -62,6 +63,7 @@ class Service:
         interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
     ) -> None:
         self._settings = settings
+        self._device = service_device(settings.device)
         self._engine = _engine(settings) if engine is None else engine
         self._observer = observer
         self._listener: Listener = create_listener(settings)
@@ -94,8 +96,9 @@ class Service:
                 self._observer,
             ),
             self._listener.descriptors,
+            self._device,
         )
-        reporter = StatusReporter(table, self._engine.configuration)
+        reporter = StatusReporter(table, self._engine.configuration, self._device)
         handlers = Handlers(table, reporter, self._settings, self._listener.descriptor_socket)
         rpc.add_IndexerServiceServicer_to_server(handlers, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -1,28 +1,30 @@
 """The memory of one session that the service has mapped, by name.
 
-Several regions may lie in one piece of memory; it is mapped once for each kind of access
-(read-only, or writable where the service writes) and unmapped when the last region that uses
-the mapping goes.
+Several regions may lie in one piece of memory; it is mapped once (host memory: for each kind of
+access) and unmapped when the last region that uses the mapping goes. The control block is always
+host memory; staging, answers and K caches are, in a session on a GPU, that GPU's or a peer's.
 
 Methods block and are called one at a time; `k_cache` may be called from any thread.
 """
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import cast
 
 import torch
 
 from dsa_indexer.v1 import indexer_pb2 as pb
-from indexer_service.errors import already_exists, invalid, not_found, precondition, shown
+from indexer_service.agreement import Agreement
+from indexer_service.errors import already_exists, not_found, precondition, shown
+from indexer_service.host_mappings import HostAccess, HostMappings
+from indexer_service.region_shapes import check_shape
 from indexer_service.validation import checked_regions, most_regions
 from ipc_handoff.banks import (
     ANSWERS,
     BANK_REGIONS,
     CONTROL,
-    K_CACHE_PREFIX,
     STAGING,
     StagingSlot,
     answer_slots,
@@ -30,51 +32,88 @@ from ipc_handoff.banks import (
     staging_slots,
 )
 from ipc_handoff.control import ServiceControl
-from ipc_handoff.descriptors import FIRST_REGION_TOKEN, Inbox
-from ipc_handoff.layout import CACHE_LINE, HandoffGeometry
+from ipc_handoff.cuda_regions import CudaMemory
+from ipc_handoff.descriptors import Inbox
+from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import HostMemory, TensorSpec
-from ipc_handoff.wire import region_spec
+from ipc_handoff.wire import cuda_export, region_spec
 
 _WRITABLE = (CONTROL, ANSWERS)
-# Scales of the K cache are float32 behind the bytes of a page.
-_K_CACHE_ALIGNMENT = 4
-_SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
-class _Access:
-    """What is mapped once: a piece of memory, for reading or for writing."""
+class DeviceTerms:
+    """Where a session's device memory lies and whose it is.
 
-    token: int
-    writable: bool
+    Attributes:
+        ordinal: of the service's GPU: device memory is opened for its kernels.
+        owner: the worker's name for its life.
+        service_gpu, worker_gpu: UUIDs; the same unless the placement is peer_gpu.
+    """
+
+    ordinal: int
+    owner: str
+    service_gpu: str
+    worker_gpu: str
+
+    def gpu_of(self, name: str) -> str:
+        """UUID of the GPU that a region lies on: its reader's."""
+        return self.worker_gpu if name == ANSWERS else self.service_gpu
 
 
-@dataclass
-class _Mapping:
-    memory: HostMemory
-    users: int = 0
+def device_terms(agreement: Agreement) -> DeviceTerms | None:
+    """Of a session's memory; None on the CPU."""
+    device, worker = agreement.device, agreement.worker
+    if device.ordinal is None:
+        return None
+    return DeviceTerms(device.ordinal, worker.instance, device.gpu_uuid, worker.gpu_uuid)
 
 
-View = ServiceControl | list[StagingSlot] | list[torch.Tensor] | torch.Tensor
+@dataclass(frozen=True)
+class DeviceViews:
+    """A complete bank in device memory, as the service uses it; see `geometry.device`.
+
+    Valid until one of the bank's regions is given back.
+
+    Attributes:
+        staging_address, answers_address: of the regions' first bytes in this process.
+    """
+
+    staging_address: int
+    answers_address: int
+
+
+# The slots of a bank in host memory, the address of one in device memory, a K cache.
+View = ServiceControl | list[StagingSlot] | list[torch.Tensor] | int | torch.Tensor
 
 
 @dataclass(frozen=True)
 class _Registered:
-    access: _Access
+    """device_bytes: of device memory; host memory counts with its mapping."""
+
     view: View
+    release: Callable[[], None]
+    device_bytes: int = 0
 
 
 class SessionRegions:
     """Args:
     geometry, epoch: the session's; a control block must carry both.
     inbox: where the worker's descriptors arrive; None where none can.
+    device: where its device memory lies; None for a session on the CPU.
     """
 
-    def __init__(self, geometry: HandoffGeometry, epoch: int, inbox: Inbox | None) -> None:
+    def __init__(
+        self,
+        geometry: HandoffGeometry,
+        epoch: int,
+        inbox: Inbox | None,
+        device: DeviceTerms | None = None,
+    ) -> None:
         self._geometry = geometry
         self._epoch = epoch
-        self._inbox = inbox
-        self._mappings: dict[_Access, _Mapping] = {}
+        self._device = device
+        self._host = HostMappings(inbox)
         self._regions: dict[str, _Registered] = {}
 
     @property
@@ -84,7 +123,8 @@ class SessionRegions:
     @property
     def mapped_bytes(self) -> int:
         """Bytes mapped, each mapping once."""
-        return sum(mapping.memory.byte_size for mapping in list(self._mappings.values()))
+        in_device_memory = sum(region.device_bytes for region in list(self._regions.values()))
+        return self._host.mapped_bytes + in_device_memory
 
     @property
     def missing(self) -> list[str]:
@@ -96,12 +136,13 @@ class SessionRegions:
 
         Raises:
             ServiceError: ALREADY_EXISTS for a name, FAILED_PRECONDITION for a token that no
-                descriptor was sent under or memory of a GPU, INVALID_ARGUMENT for a description.
+                descriptor was sent under or memory of the wrong kind or GPU, INVALID_ARGUMENT
+                for a description.
             HandoffError: what the data contract has against a region.
         """
         done: list[str] = []
         try:
-            checked_regions(regions, self._geometry.layers)
+            checked_regions(regions, self._geometry.layers, on_gpu=self._device is not None)
             for region in regions:
                 self._register_one(region)
                 done.append(region.name)
@@ -115,9 +156,7 @@ class SessionRegions:
         Of a list that is too long to be right only those of its beginning.
         """
         for region in islice(regions, most_regions(self._geometry.layers)):
-            descriptor = self._take(region.host.token)
-            if descriptor is not None:
-                os.close(descriptor)
+            self._host.drop(region.host.token)
 
     def unregister(self, names: Sequence[str]) -> None:
         """Give back all of `names`, or none.
@@ -145,15 +184,23 @@ class SessionRegions:
         return cast(ServiceControl, self._regions[CONTROL].view)
 
     def staging(self) -> list[StagingSlot]:
-        """The staging slots; `missing` does not name them."""
+        """The staging slots of a session on the CPU; `missing` does not name them."""
         return cast(list[StagingSlot], self._regions[STAGING].view)
 
     def answers(self) -> list[torch.Tensor]:
-        """The answer slots; `missing` does not name them."""
+        """The answer slots of a session on the CPU; `missing` does not name them."""
         return cast(list[torch.Tensor], self._regions[ANSWERS].view)
 
+    def device_views(self) -> DeviceViews | None:
+        """The bank of a session on a GPU, which `missing` does not name; None on the CPU."""
+        if self._device is None:
+            return None
+        staging, answers = (cast(int, self._regions[name].view) for name in (STAGING, ANSWERS))
+        return DeviceViews(staging, answers)
+
     def k_cache(self, layer: int) -> torch.Tensor | None:
-        """A layer's K cache, uint8 [pages, page_size, head_dim + 4]; None if not registered."""
+        """A layer's K cache, uint8 [pages, page_size, head_dim + 4], on the session's device;
+        None if not registered."""
         registered = self._regions.get(k_cache_region(layer))
         return None if registered is None else cast(torch.Tensor, registered.view)
 
@@ -163,18 +210,21 @@ class SessionRegions:
                 region.name, "is registered already", "unregister it first, or leave it out"
             )
         spec = region_spec(region)
-        self._check_shape(region, spec)
-        access = _Access(region.host.token, region.name in _WRITABLE)
-        mapping = self._mapping(access, region.name)
-        mapping.users += 1
-        try:
-            view = self._view(region, spec, mapping.memory)
-        except BaseException:
-            self._release(access)
-            raise
-        self._regions[region.name] = _Registered(access, view)
+        check_shape(region, spec, self._geometry)
+        make = self._of_host if region.HasField("host") else self._of_device
+        self._regions[region.name] = make(region, spec)
 
-    def _view(self, region: pb.Region, spec: TensorSpec, memory: HostMemory) -> View:
+    def _of_host(self, region: pb.Region, spec: TensorSpec) -> _Registered:
+        access = HostAccess(region.host.token, region.name in _WRITABLE)
+        memory = self._host.acquire(access, region.name)
+        release = partial(self._host.release, access)
+        try:
+            return _Registered(self._host_view(region, spec, memory), release)
+        except BaseException:
+            release()
+            raise
+
+    def _host_view(self, region: pb.Region, spec: TensorSpec, memory: HostMemory) -> View:
         offset, geometry = region.host.offset, self._geometry
         # Also for the banks, whose views are many: it checks range and shape against the memory.
         tensor = memory.tensor(offset, region.byte_size, spec, region.name)
@@ -187,101 +237,32 @@ class SessionRegions:
             return answer_slots(memory, geometry, offset)
         return tensor
 
-    def _check_shape(self, region: pb.Region, spec: TensorSpec) -> None:
-        if spec.dtype != torch.uint8:
-            raise invalid(
-                f"{region.name}.data_type", pb.DataType.Name(region.data_type), "DATA_TYPE_UINT8"
-            )
-        alignment = CACHE_LINE
-        if region.name.startswith(K_CACHE_PREFIX):
-            alignment = _K_CACHE_ALIGNMENT
-            self._check_k_cache(region.name, spec)
-        else:
-            self._check_bank(region.name, spec)
-        if region.host.offset % alignment:
-            raise invalid(
-                f"{region.name}.host.offset",
-                f"{region.host.offset} is not a multiple of {alignment}",
-                "align the region",
-            )
-
-    def _check_bank(self, name: str, spec: TensorSpec) -> None:
-        needed = {
-            CONTROL: self._geometry.control.size,
-            STAGING: self._geometry.staging.size,
-            ANSWERS: self._geometry.answers.size,
-        }[name]
-        if len(spec.shape) != 1 or spec.element_strides != (1,):
-            raise invalid(
-                f"{name}.shape",
-                f"{list(spec.shape[:8])} with strides {list(spec.element_strides[:8])}",
-                "one dimension of contiguous bytes",
-            )
-        if spec.shape[0] < needed:
-            raise invalid(
-                f"{name}.shape",
-                f"{spec.shape[0]} bytes, the layout needs {needed}",
-                "the layout's size for this geometry",
-            )
-
-    def _check_k_cache(self, name: str, spec: TensorSpec) -> None:
-        page, width = self._geometry.page_size, self._geometry.head_dim + _SCALE_BYTES
-        if len(spec.shape) != 3 or spec.shape[1:] != (page, width):
-            raise invalid(f"{name}.shape", f"{list(spec.shape[:8])}", f"[pages, {page}, {width}]")
-        between_pages, between_tokens, between_bytes = spec.element_strides
-        if (between_tokens, between_bytes) != (width, 1):
-            raise invalid(
-                f"{name}.strides",
-                f"{list(spec.element_strides)} is not dense inside a page",
-                f"[any, {width}, 1]",
-            )
-        if between_pages < page * width or between_pages % _K_CACHE_ALIGNMENT:
-            raise invalid(
-                f"{name}.strides",
-                f"{between_pages} bytes between pages",
-                f"at least {page * width}, a multiple of {_K_CACHE_ALIGNMENT}",
-            )
-
-    def _mapping(self, access: _Access, name: str) -> _Mapping:
-        mapping = self._mappings.get(access)
-        if mapping is None:
-            descriptor = self._descriptor(access, name)
-            mapping = _Mapping(HostMemory.open(descriptor, writable=access.writable))
-            self._mappings[access] = mapping
-        return mapping
-
-    def _descriptor(self, access: _Access, name: str) -> int:
-        """A descriptor of our own for a new mapping."""
-        other = self._mappings.get(_Access(access.token, not access.writable))
-        if other is not None:
-            # Mapped for the other kind of access: each mapping owns a descriptor.
-            return os.dup(other.memory.fileno())
-        if self._inbox is None:
+    def _of_device(self, region: pb.Region, spec: TensorSpec) -> _Registered:
+        assert self._device is not None  # `checked_regions` has seen to it
+        export, expected = cuda_export(region), self._device.gpu_of(region.name)
+        if export.gpu_uuid != expected:
             raise precondition(
-                f"{name}.host", "no host memory is shared over TCP", "the service's Unix socket"
+                f"{region.name}.cuda_ipc.gpu_uuid",
+                f"{shown(export.gpu_uuid)}, agreed {expected}",
+                "memory of the GPU that the placement asks for",
             )
-        taken = self._take(access.token)
-        if taken is None:
-            raise precondition(
-                f"{name}.host.token",
-                f"no descriptor arrived under {access.token}",
-                f"send it over the descriptor socket first, under {FIRST_REGION_TOKEN} or more",
-            )
-        return taken
+        memory = CudaMemory.open(
+            export,
+            owner=self._device.owner,
+            device=self._device.ordinal,
+            field_name=region.name,
+        )
+        try:
+            if region.name in BANK_REGIONS:
+                memory.check_view(0, memory.byte_size, spec, region.name)
+                view: View = memory.pointer
+            else:
+                view = memory.tensor(0, memory.byte_size, spec, region.name)
+        except BaseException:
+            memory.close()
+            raise
+        return _Registered(view, memory.close, memory.byte_size)
 
     def _remove(self, names: Sequence[str]) -> None:
         for name in names:
-            self._release(self._regions.pop(name).access)
-
-    def _release(self, access: _Access) -> None:
-        mapping = self._mappings[access]
-        mapping.users -= 1
-        if not mapping.users:
-            del self._mappings[access]
-            mapping.memory.close()
-
-    def _take(self, token: int) -> int | None:
-        """The descriptor that waits under a region's token; the eventfds' are not regions'."""
-        if self._inbox is None or token < FIRST_REGION_TOKEN:
-            return None
-        return self._inbox.take(token)
+            self._regions.pop(name).release()

@@ -10,6 +10,7 @@ from functools import partial
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.agreement import Agreement, agree
+from indexer_service.devices import ServiceDevice
 from indexer_service.errors import (
     exhausted,
     not_found,
@@ -36,17 +37,23 @@ class SessionTable:
 
     Args:
         descriptors: the descriptor socket; None over TCP.
+        device: that steps are computed on.
 
     Attributes:
         refusal: makes the error that OpenSession gets; None while sessions are accepted.
     """
 
     def __init__(
-        self, settings: Settings, resources: StepResources, descriptors: DescriptorServer | None
+        self,
+        settings: Settings,
+        resources: StepResources,
+        descriptors: DescriptorServer | None,
+        device: ServiceDevice,
     ) -> None:
         self._settings = settings
         self._resources = resources
         self._descriptors = descriptors
+        self._device = device
         self._open: dict[str, Session] = {}
         self._releasing: set[Session] = set()
         self._endings: OrderedDict[str, Ending] = OrderedDict()
@@ -79,6 +86,7 @@ class SessionTable:
         agreement = agree(
             request,
             self._resources.engine.configuration,
+            device=self._device,
             has_host_memory=self._descriptors is not None,
             max_bank_bytes=self._settings.max_bank_bytes,
         )

@@ -15,7 +15,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.agreement import Agreement
 from indexer_service.errors import ServiceError
 from indexer_service.runner import OnReport
-from indexer_service.session_regions import SessionRegions
+from indexer_service.session_regions import SessionRegions, device_terms
 from indexer_service.session_steps import SessionSteps, StepResources
 from indexer_service.threads import in_thread
 from ipc_handoff.descriptors import NONCE_BYTES, DescriptorServer, Inbox
@@ -58,7 +58,9 @@ class Session:
         self._descriptors = descriptors
         self.nonce = b"" if descriptors is None else secrets.token_bytes(NONCE_BYTES)
         self._inbox = None if descriptors is None else self._expect_worker(descriptors)
-        self.regions = SessionRegions(agreement.geometry, epoch, self._inbox)
+        self.regions = SessionRegions(
+            agreement.geometry, epoch, self._inbox, device_terms(agreement)
+        )
         self._steps = SessionSteps(
             resources,
             self.regions,

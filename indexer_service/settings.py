@@ -67,7 +67,11 @@ class Settings(BaseSettings):
     )
     engine: str = Field("auto", description="auto, or an engine by name")
     cpu_threads: int = Field(1, ge=1, le=1024, description="threads of one selection on the CPU")
-    placement: Literal["cpu"] = Field("cpu", description="where selections are computed")
+    device: str = Field(
+        "cpu",
+        pattern="^(cpu|auto|cuda(:[0-9]{1,3})?)$",
+        description="what selections are computed on: cpu, cuda:N, or auto (a GPU if there is one)",
+    )
     trace_file: Path | None = Field(None, description="JSON-lines file for finished spans")
     trace_console: bool = Field(False, description="print finished spans")
     trace_ratio: float = Field(1.0, ge=0, le=1, description="share of steps that are traced")

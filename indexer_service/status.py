@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.agreement import configuration_message
+from indexer_service.devices import ServiceDevice
 from indexer_service.kernels.configuration import Configuration
 from indexer_service.session_table import SessionTable
 
@@ -21,10 +22,14 @@ def service_version() -> str:
 class StatusReporter:
     """Args:
     configuration: what an automatic session gets.
+    device: that the service computes on.
     """
 
-    def __init__(self, table: SessionTable, configuration: Configuration) -> None:
+    def __init__(
+        self, table: SessionTable, configuration: Configuration, device: ServiceDevice
+    ) -> None:
         self._table = table
+        self._device = device
         self._configuration = configuration_message(configuration)
         self._started = time.monotonic()
         self.version = service_version()
@@ -35,6 +40,7 @@ class StatusReporter:
             version=self.version,
             pid=os.getpid(),
             uptime_seconds=time.monotonic() - self._started,
+            gpu_uuid=self._device.gpu_uuid,
             configuration=self._configuration,
             sessions=[session.status() for session in self._table.sessions],
             mapped_bytes=self._table.mapped_bytes,

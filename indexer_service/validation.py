@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.errors import ServiceError, exhausted, invalid, precondition, shown
-from ipc_handoff.banks import BANK_REGIONS, K_CACHE_PREFIX
+from ipc_handoff.banks import BANK_REGIONS, CONTROL, K_CACHE_PREFIX
 from ipc_handoff.layout import LAYOUT_VERSION, HandoffGeometry
 from ipc_handoff.wire import handoff_geometry
 
@@ -146,11 +146,15 @@ def most_regions(layers: Sequence[int]) -> int:
     return len(BANK_REGIONS) + len(layers)
 
 
-def checked_regions(regions: Sequence[pb.Region], layers: Sequence[int]) -> None:
+def checked_regions(regions: Sequence[pb.Region], layers: Sequence[int], *, on_gpu: bool) -> None:
     """Names and memory of regions to register.
 
+    Args:
+        on_gpu: the session's selections are computed on a GPU.
+
     Raises:
-        ServiceError: INVALID_ARGUMENT; FAILED_PRECONDITION for memory of a GPU.
+        ServiceError: INVALID_ARGUMENT; FAILED_PRECONDITION for memory of another kind than the
+            session's.
     """
     most = most_regions(layers)
     if not regions:
@@ -174,14 +178,27 @@ def checked_regions(regions: Sequence[pb.Region], layers: Sequence[int]) -> None
                 f"{shown(region.name)} is unknown",
                 f"one of {', '.join(BANK_REGIONS)}, {K_CACHE_PREFIX}<layer>",
             )
-        if region.HasField("cuda_ipc"):
-            raise precondition(
-                f"{region.name}.cuda_ipc",
-                "this service runs on the CPU",
-                "host memory, or a service on the GPU",
-            )
-        if not region.HasField("host"):
-            raise invalid(f"{region.name}.memory", "is missing", "say host or cuda_ipc")
+        _check_memory(region, on_gpu)
+
+
+def _check_memory(region: pb.Region, on_gpu: bool) -> None:
+    """Raise unless the region lies in the kind of memory that its session can use."""
+    if not (region.HasField("cuda_ipc") or region.HasField("host")):
+        raise invalid(f"{region.name}.memory", "is missing", "say host or cuda_ipc")
+    if region.HasField("cuda_ipc") and not on_gpu:
+        raise precondition(
+            f"{region.name}.cuda_ipc",
+            "this service runs on the CPU",
+            "host memory, or a service on the GPU",
+        )
+    if region.HasField("cuda_ipc") and region.name == CONTROL:
+        raise invalid(f"{region.name}.cuda_ipc", "the control block is host memory", "say host")
+    if region.HasField("host") and on_gpu and region.name != CONTROL:
+        raise precondition(
+            f"{region.name}.host",
+            "host memory, and this session's steps run on a GPU",
+            "device memory: say cuda_ipc",
+        )
 
 
 def checked_names(names: Sequence[str], layers: Sequence[int]) -> None:

@@ -145,7 +145,11 @@ class CudaMemory(SharedMemory):
         if held is not None:
             return cls(held, held.address, device, export)
         opened = _openings.open(export, owner, device, field_name)
-        _check_opened(opened, export, device, field_name)
+        try:
+            _check_opened(opened.address, export, device, field_name)
+        except RegionError:
+            del opened  # Closed now, and not when the error's traceback goes.
+            raise
         return cls(opened, opened.address + export.offset, device, export)
 
     def tensor(
@@ -194,17 +198,20 @@ class _Openings:
         key, identity = (device, export.handle), (owner, export.allocation)
         with self._lock:
             opening = self._open.get(key)
-            held = opening.held() if opening is not None else None
-            if opening is not None and held is None:
-                self._close(key, opening)  # Its users are gone; another thread is about to.
-            elif opening is not None and held is not None:
-                if opening.identity != identity:
+            if opening is not None:
+                held = None
+                if opening.identity == identity:
+                    held = opening.held()
+                elif opening.held() is not None:
+                    # No local holds the opening: it would stay open for as long as the error.
                     raise RegionUnavailable(
                         f"{field_name}.cuda_ipc.handle: is open for another allocation "
                         f"({opening.identity[1]}, not {export.allocation}) (fix: unregister the "
                         "earlier region first)"
                     )
-                return held
+                if held is not None:
+                    return held
+                self._close(key, opening)  # Its users are gone; another thread may be about to.
             address = cuda.open_handle(device, export.handle, f"{field_name}.cuda_ipc.handle")
             held = _Held(address)
             opening = _Opening(identity, address, weakref.ref(held))
@@ -222,16 +229,16 @@ class _Openings:
 _openings = _Openings()
 
 
-def _check_opened(held: _Held, export: CudaExport, device: int, field_name: str) -> None:
+def _check_opened(address: int, export: CudaExport, device: int, field_name: str) -> None:
     """What the peer says about its memory, against what the driver says."""
     field = f"{field_name}.cuda_ipc"
-    _, byte_size = cuda.address_range(device, held.address, f"{field}.handle")
+    _, byte_size = cuda.address_range(device, address, f"{field}.handle")
     if export.byte_size < 1 or export.offset + export.byte_size > byte_size:
         raise RegionError(
             f"{field_name}.byte_size: bytes {export.offset} to {export.offset + export.byte_size} "
             f"of an allocation of {byte_size} (fix: stay inside the allocation)"
         )
-    holder = cuda.holder_of(device, held.address)
+    holder = cuda.holder_of(device, address)
     if holder is not None and cuda.device_uuid(holder) != export.gpu_uuid:
         raise RegionUnavailable(
             f"{field}.gpu_uuid: {export.gpu_uuid!r}, but the memory lies on "

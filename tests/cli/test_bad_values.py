@@ -34,7 +34,7 @@ def invoke(*arguments: str, **environment: str) -> Any:
         ("--workspace-bytes", "many", "workspace_bytes"),
         ("--trace-ratio", "2", "trace_ratio"),
         ("--log-level", "LOUD", "log_level"),
-        ("--placement", "moon", "placement"),
+        ("--device", "moon", "device"),
         ("--engine", "steam", "engine"),
         ("--address", "0.0.0.0:1234", "address"),
         ("--address", "nowhere", "address"),

@@ -46,7 +46,7 @@ def own() -> None:
 
     part SEED: export a part of a torch tensor filled by the seed. another SEED: export a second
     part of the same torch tensor. allocate SEED: memory of its own. free: give all up.
-    get I / set I V: of the newest export.
+    get I / set I V: of the newest export. where: its address.
     """
     base = torch.empty(0)
     kept: list[CudaMemory | SharedTensor] = []
@@ -84,6 +84,8 @@ def own() -> None:
                 answer = "freed"
             case "get":
                 answer = str(int(newest[values[0]]))
+            case "where":
+                answer = str(newest.data_ptr())
             case "set":
                 newest[values[0]] = values[1]
                 answer = "set"

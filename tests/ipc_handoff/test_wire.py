@@ -1,15 +1,20 @@
 """Regions and geometries as the control contract writes them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from ipc_handoff.cuda_regions import CudaExport
 from ipc_handoff.errors import RegionError
 from ipc_handoff.layout import LAYOUT_VERSION
 from ipc_handoff.regions import DTYPES, TensorSpec
 from ipc_handoff.wire import (
+    cuda_export,
+    cuda_region,
     geometry_message,
     handoff_geometry,
     host_region,
@@ -84,3 +89,24 @@ def test_numbers_without_sense_name_their_field(
     region = pb.Region(name="k_cache/0", shape=shape, strides=strides, data_type=pb.DATA_TYPE_UINT8)
     with pytest.raises(RegionError, match=rf"k_cache/0\.{field}.*fix: "):
         region_spec(region)
+
+
+EXPORT = CudaExport(bytes(range(64)), 4096, 320, "GPU-1", 17)
+
+
+def test_an_export_comes_back_as_it_was() -> None:
+    spec = TensorSpec((10, 4), torch.uint8, (8, 1))
+    region = cuda_region("k_cache/3", EXPORT, spec, offset=40)
+    region = pb.Region.FromString(region.SerializeToString())
+    assert region_spec(region) == spec
+    assert cuda_export(region) == replace(EXPORT, offset=4136, byte_size=76)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("handle", b"x" * 63), ("gpu_uuid", ""), ("allocation", 0)]
+)
+def test_device_memory_without_its_parts_is_refused(field: str, value: object) -> None:
+    region = cuda_region("answers", EXPORT, TensorSpec((320,), torch.uint8))
+    setattr(region.cuda_ipc, field, value)
+    with pytest.raises(RegionError, match=rf"^answers\.cuda_ipc\.{field}: .*\(fix: "):
+        cuda_export(region)

@@ -29,7 +29,7 @@ def test_defaults() -> None:
     assert (settings.lease_seconds, settings.max_sessions, settings.queued_steps) == (10, 64, 64)
     assert (settings.gate_bound_seconds, settings.shutdown_grace_seconds) == (1, 10)
     assert (settings.max_message_bytes, settings.workspace_bytes) == (4 << 20, 256 << 20)
-    assert (settings.engine, settings.placement) == ("auto", "cpu")
+    assert (settings.engine, settings.device) == ("auto", "cpu")
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(
@@ -70,7 +70,7 @@ FILE_CASES = {
     "wrong type": ("queued_steps = 'many'", "queued_steps: ", "valid integer"),
     "out of range": ("trace_ratio = 2", "trace_ratio: ", "less than or equal to 1"),
     "not a number": ("lease_seconds = nan", "lease_seconds: ", "less than"),
-    "unknown placement": ("placement = 'mps'", "placement: ", "'cpu'"),
+    "unknown device": ("device = 'gpu'", "device: ", "cuda"),
     "a size below its minimum": ("workspace_bytes = '1KiB'", "workspace_bytes: ", "1048576"),
 }
 

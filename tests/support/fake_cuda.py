@@ -13,7 +13,6 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import IntEnum
 from itertools import count
 from typing import Any
 
@@ -23,47 +22,22 @@ import torch
 
 from ipc_handoff import cuda_regions, cuda_runtime
 from ipc_handoff.regions import TensorSpec
+from tests.support.fake_cuda_names import (
+    CUdevice_attribute,
+    CUipcMem_flags,
+    CUipcMemHandle,
+    CUpointer_attribute,
+    CUresult,
+    CUstream_flags,
+)
 
 _STEP = 1 << 21
+# Of all processes of all tests: what is freed late is never taken for another's.
+_ADDRESSES = count(_STEP, _STEP)
 _CACHES = ("_driver", "_device", "_primary_context", "device_uuid")
 
 
-class CUresult(IntEnum):
-    CUDA_SUCCESS = 0
-    CUDA_ERROR_INVALID_VALUE = 1
-    CUDA_ERROR_OUT_OF_MEMORY = 2
-    CUDA_ERROR_INVALID_DEVICE = 101
-    CUDA_ERROR_INVALID_CONTEXT = 201
-    CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217
-    CUDA_ERROR_INVALID_HANDLE = 400
-    CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704
-
-
 OK = CUresult.CUDA_SUCCESS
-
-
-class CUpointer_attribute(IntEnum):
-    CU_POINTER_ATTRIBUTE_BUFFER_ID = 7
-    CU_POINTER_ATTRIBUTE_IS_MANAGED = 8
-    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
-    CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE = 10
-    CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17
-
-
-class CUdevice_attribute(IntEnum):
-    CU_DEVICE_ATTRIBUTE_MPS_ENABLED = 133
-
-
-class CUstream_flags(IntEnum):
-    CU_STREAM_NON_BLOCKING = 1
-
-
-class CUipcMem_flags(IntEnum):
-    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1
-
-
-class CUipcMemHandle:
-    reserved = bytes(64)
 
 
 @dataclass(eq=False)
@@ -123,7 +97,6 @@ class Process:
     def __post_init__(self) -> None:
         self._thread = threading.local()
         self._numbers = count(1)
-        self._addresses = count((self.pid << 32) + _STEP, _STEP)
         self._freed: list[int] = []
         self.exported = cuda_regions._exported.__class__()
         self.openings = cuda_regions._Openings()
@@ -190,7 +163,7 @@ class Process:
 
     def place(self, byte_size: int, ordinal: int = 0, kind: str = "malloc") -> int:
         """An allocation; the address freed last is used first. Not zeroed."""
-        address = self._freed.pop() if self._freed else next(self._addresses)
+        address = self._freed.pop() if self._freed else next(_ADDRESSES)
         data = torch.full((byte_size,), 0xEE, dtype=torch.uint8)
         self.memories[address] = Memory(self.visible[ordinal], data, kind, next(self._numbers))
         return address
@@ -273,7 +246,7 @@ class Process:
         if known is not None and known not in self.counts:
             return CUresult.CUDA_ERROR_INVALID_CONTEXT, 0  # this process's own
         if known is None:
-            known = next(self._addresses)
+            known = next(_ADDRESSES)
             self.memories[known], self.by_handle[handle.reserved] = memory, known
         self.counts[known] = self.counts.get(known, 0) + 1
         self.opened += 1
