@@ -1,13 +1,11 @@
 """The worker hands an answered layer's selection back, to where attention reads it."""
 
-import math
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ipc_handoff.device import int32_at, nanoseconds, stamp
-from ipc_handoff.kernels.launch import dependent_launch
+from ipc_handoff.kernels.launch import INDEX_BYTES, dependent_launch, together
 from ipc_handoff.kernels.words import Decision, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.stages import WorkerStage
@@ -21,8 +19,6 @@ HANDED_BACK = tl.constexpr(int(WorkerStage.HANDED_BACK))
 
 _WARPS = 8
 _BLOCK = 2048
-_VECTOR_BYTES = 16
-_INDEX_BYTES = 4
 
 
 @triton.jit(
@@ -68,11 +64,9 @@ def hand_back(memory: WorkerMemory, out: Tensor, *, ordinal: int) -> None:
     """
     dependent = dependent_launch(memory.device)
     k = memory.geometry.top_k
-    together = math.gcd(
-        _VECTOR_BYTES, out.data_ptr(), out.stride(0) * _INDEX_BYTES, k * _INDEX_BYTES
-    )
+    vector = together(out.data_ptr(), out.stride(0) * INDEX_BYTES, k * INDEX_BYTES)
     hand_back_kernel[(len(out),)](
         memory.state, memory.decision, out, ordinal, out.stride(0),
-        K=k, BLOCK=min(_BLOCK, triton.next_power_of_2(k)), VECTOR=together, PTX=memory.is_cuda,
+        K=k, BLOCK=min(_BLOCK, triton.next_power_of_2(k)), VECTOR=vector, PTX=memory.is_cuda,
         PDL=dependent, num_warps=_WARPS, launch_pdl=dependent,
     )  # fmt: skip

@@ -1,7 +1,5 @@
 """The worker stages one layer and rings for it."""
 
-import math
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,7 +14,7 @@ from ipc_handoff.device import (
     stamp,
 )
 from ipc_handoff.device_layout import StagingWord
-from ipc_handoff.kernels.launch import dependent_launch
+from ipc_handoff.kernels.launch import dependent_launch, together
 from ipc_handoff.kernels.words import Decision, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.stages import WorkerStage
@@ -34,7 +32,6 @@ STAGE_BEGUN = tl.constexpr(int(WorkerStage.STAGE_BEGUN))
 REQUEST_RUNG = tl.constexpr(int(WorkerStage.REQUEST_RUNG))
 
 _WARPS = 8
-_VECTOR_BYTES = 16
 
 
 @triton.jit(
@@ -104,11 +101,11 @@ def stage(memory: WorkerMemory, q: Tensor, weights: Tensor, *, ordinal: int, fir
     geometry, layout = memory.geometry, memory.geometry.device
     dependent = dependent_launch(memory.device)
     q_bytes, heads = geometry.heads * geometry.head_dim, geometry.heads
-    together = math.gcd(_VECTOR_BYTES, q.data_ptr(), q.stride(0), q_bytes)
+    vector = together(q.data_ptr(), q.stride(0), q_bytes)
     stage_kernel[(len(q),)](
         q, weights, memory.state, memory.decision, memory.arrived, ordinal, int(first), len(q),
         q.stride(0), weights.stride(0), layout.q, layout.weights,
         Q_BYTES=q_bytes, HEADS=heads, BLOCK_Q=triton.next_power_of_2(q_bytes),
-        BLOCK_H=triton.next_power_of_2(heads), VECTOR=together, PTX=memory.is_cuda,
+        BLOCK_H=triton.next_power_of_2(heads), VECTOR=vector, PTX=memory.is_cuda,
         PDL=dependent, num_warps=_WARPS, launch_pdl=dependent,
     )  # fmt: skip

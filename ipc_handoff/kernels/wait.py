@@ -2,10 +2,11 @@
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from ipc_handoff.device import line, look, nanoseconds, ring, stamp
+from ipc_handoff.device import int32_at, line, look, nanoseconds, ring, stamp
 from ipc_handoff.device_layout import AnswersWord, StagingWord
-from ipc_handoff.kernels.launch import dependent_launch
+from ipc_handoff.kernels.launch import INDEX_BYTES, dependent_launch, together
 from ipc_handoff.kernels.words import Decision, Told, WaitEnd, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.stages import WorkerStage
@@ -14,6 +15,8 @@ CURRENT = tl.constexpr(int(WorkerState.CURRENT))
 STAGING = tl.constexpr(int(WorkerState.STAGING))
 ANSWERS = tl.constexpr(int(WorkerState.ANSWERS))
 STAMPS = tl.constexpr(int(WorkerState.STAMPS))
+STEP_ROWS = tl.constexpr(int(WorkerState.ROWS))
+ANSWER_SLOT = tl.constexpr(int(WorkerState.ANSWER_SLOT))
 ATTACHMENT = tl.constexpr(int(WorkerState.ATTACHMENT))
 LOST = tl.constexpr(int(WorkerState.LOST))
 LAYERS_ANSWERED = tl.constexpr(int(WorkerState.ANSWERED))
@@ -36,11 +39,17 @@ CANCELLED = tl.constexpr(int(AnswersWord.CANCELLED))
 DONES = tl.constexpr(int(AnswersWord.DONES))
 STAGES = tl.constexpr(len(WorkerStage))
 WAIT_ENDED = tl.constexpr(int(WorkerStage.WAIT_ENDED))
+HANDED_BACK = tl.constexpr(int(WorkerStage.HANDED_BACK))
 
 OFTEN = tl.constexpr(16)
 """Looks at the answer between two looks at the other words."""
 SELDOM = tl.constexpr(256)
 """The same for the host's memory, which is far away."""
+
+FEW_ROWS = 8
+"""So many rows one program hands back faster than a launch of its own would."""
+_WARPS = 16
+_BLOCK = 2048
 
 
 @triton.jit
@@ -64,16 +73,20 @@ def _otherwise(
 
 
 @triton.jit(
-    do_not_specialize=("ordinal", "bound"),
-    do_not_specialize_on_alignment=("state", "decision", "order", "told"),
+    do_not_specialize=("ordinal", "bound", "rows", "out_stride"),
+    do_not_specialize_on_alignment=("state", "decision", "order", "told", "out"),
 )
 def wait_kernel(
-    state, decision, order, told, ordinal, bound: tl.int64, PTX: tl.constexpr, PDL: tl.constexpr,
+    state, decision, order, told, out, ordinal, bound: tl.int64, rows, out_stride: tl.int64,
+    ROWS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    PTX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Wait for a layer's answer and decide for all kernels behind. One program.
 
     order: int64 [1] in pinned host memory, the attachment that the host wants to end. told:
     int64 in pinned host memory, see `Told`. bound: nanoseconds without progress of the service.
+    ROWS: not 0: hand the answer back, too, into `rows` <= ROWS rows of `out`; as `hand_back`, also
+    VECTOR.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -82,6 +95,10 @@ def wait_kernel(
     staging = tl.load(state + STAGING)
     answers = tl.load(state + ANSWERS)
     block = tl.load(state + STAMPS)
+    slot = tl.load(state + ANSWER_SLOT)
+    step_rows = tl.load(state + STEP_ROWS)
+    layers_answered = tl.load(state + LAYERS_ANSWERED)
+    layers_inline = tl.load(state + LAYERS_INLINE)
     end = tl.full((), GIVEN_UP, tl.int32)
     if step != 0:
         done = line(answers, DONES + ordinal)
@@ -98,20 +115,32 @@ def wait_kernel(
                 )
             looks += 1
         tl.debug_barrier()
+    ended = nanoseconds(PTX)
     if PDL:
         # Not before: what follows is large, and would hold room that the service needs to answer.
         tl.extra.cuda.gdc_launch_dependents()
     answered = (step != 0) & (end == ANSWERED)
+    if ROWS > 0:
+        # The program is alone, and nothing that waits for it has begun.
+        row = tl.cast(tl.arange(0, ROWS), tl.int64)[:, None]
+        for first in range(0, K, BLOCK):
+            place = first + tl.arange(0, BLOCK)[None, :]
+            source = tl.multiple_of(int32_at(slot) + row * K + place, [1, VECTOR])
+            inside = place < K
+            index = tl.load(source, mask=inside & (row < step_rows) & answered, other=-1)
+            to = tl.multiple_of(out + row * out_stride + place, [1, VECTOR])
+            tl.store(to, index, mask=inside & (row < rows) & answered)
     tl.store(decision + IS_ANSWERED, answered.to(tl.int32))
     tl.store(decision + IS_RESCUED, ((step != 0) & (end != ANSWERED)).to(tl.int32))
     tl.store(decision + IS_INLINE, tl.where(answered, 0, 1))
     if step != 0:
-        stamp(block, ordinal * STAGES + WAIT_ENDED, nanoseconds(PTX))
-        counted = state + tl.where(answered, LAYERS_ANSWERED, LAYERS_INLINE)
-        count = tl.load(counted)
-        tl.debug_barrier()
-        tl.store(counted, count + 1)
-        if not answered:
+        stamp(block, ordinal * STAGES + WAIT_ENDED, ended)
+        if ROWS > 0:
+            stamp(block, ordinal * STAGES + HANDED_BACK, nanoseconds(PTX))
+        if answered:
+            tl.store(state + LAYERS_ANSWERED, layers_answered + 1)
+        else:
+            tl.store(state + LAYERS_INLINE, layers_inline + 1)
             tl.store(state + CURRENT, 0)
         if end == GIVEN_UP:
             count = tl.load(told + TOLD_CANCELLED)
@@ -127,14 +156,21 @@ def wait_kernel(
             ring((told + TOLD_LOST).to(tl.int64), attachment, PTX)
 
 
-def wait(memory: WorkerMemory, *, ordinal: int, bound: int) -> None:
+def wait(memory: WorkerMemory, *, ordinal: int, bound: int, out: Tensor | None = None) -> None:
     """Wait for a layer's answer on the current stream; can be captured.
 
     Args:
         bound: nanoseconds without progress of the service after which the attachment is over.
+        out: int32 [T, top_k], T <= FEW_ROWS, rows contiguous: hand the answer back as well.
     """
     dependent = dependent_launch(memory.device)
+    k = memory.geometry.top_k
+    rows, stride = (0, 0) if out is None else (len(out), out.stride(0))
+    padded_rows = triton.next_power_of_2(rows) if rows else 0
+    to = memory.decision if out is None else out
     wait_kernel[(1,)](
-        memory.state, memory.decision, memory.order, memory.told, ordinal, bound,
-        PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
+        memory.state, memory.decision, memory.order, memory.told, to, ordinal, bound, rows, stride,
+        ROWS=padded_rows, K=k, BLOCK=min(_BLOCK, triton.next_power_of_2(k)),
+        VECTOR=together(to.data_ptr(), stride * INDEX_BYTES, k * INDEX_BYTES),
+        PTX=memory.is_cuda, PDL=dependent, num_warps=_WARPS if rows else 1, launch_pdl=dependent,
     )  # fmt: skip
