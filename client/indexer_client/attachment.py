@@ -43,7 +43,14 @@ _SIGNALLING = {"ring": pb.SIGNALLING_RING, "stream": pb.SIGNALLING_STREAM}
 
 @dataclass(frozen=True)
 class AttachRequest:
-    """What every attachment of a worker has in common."""
+    """What every attachment of a worker has in common.
+
+    Attributes:
+        worker: with the UUID of its GPU, if it is on one.
+        k_caches: in memory of the kind that the banks have.
+        placement: the only one that is accepted. Unspecified: any for which worker and service
+            have the memory: PLACEMENT_CPU, or one on a GPU if the worker is on one.
+    """
 
     settings: ClientSettings
     worker: pb.Worker
@@ -51,6 +58,7 @@ class AttachRequest:
     k_caches: Mapping[int, SharedTensor]
     configuration_hash: str
     tracing: Tracing | None
+    placement: pb.Placement = pb.PLACEMENT_UNSPECIFIED
 
 
 class Attachment:
@@ -97,6 +105,7 @@ class Attachment:
             worker=self._request.worker,
             geometry=geometry_message(self._request.geometry),
             layout=layout_message(self._request.geometry),
+            placement=self._request.placement,
             signalling=_SIGNALLING[self._request.settings.signalling],
             engine=self._request.settings.engine,
             required_configuration_hash=self._request.configuration_hash,

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_client.agreement import refusal_of_host_memory
 from indexer_client.attachment import AttachRequest, worker_identity
 from indexer_client.control_plane import check_tls
 from indexer_client.errors import ServiceUnavailable
@@ -61,7 +62,11 @@ class Session(WorkerSession):
             configuration_hash=configuration.hash if configuration is not None else "",
             tracing=tracing or start_tracing(settings.tracing),
         )
-        super().__init__(request, BankPool(partial(HostBank, geometry), settings.banks))
+        super().__init__(
+            request,
+            BankPool(partial(HostBank, geometry), settings.banks),
+            refusal_of_host_memory(settings.placement),
+        )
         self._fallback = fallback
         self._private = torch.empty(geometry.max_rows, geometry.top_k, dtype=torch.int32)
         self._stamps = StampRing.private(STAMPED_STEPS, len(geometry.layers), len(WORKER_STAGES))

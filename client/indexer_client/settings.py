@@ -28,6 +28,11 @@ class ClientSettings(BaseSettings):
     signalling: str = Field(
         default="ring", pattern="^(ring|stream)$", description="how plans travel"
     )
+    placement: str = Field(
+        default="auto",
+        pattern="^(auto|mps|peer_gpu|timeslice|inline|cpu)$",
+        description="where the service works, relative to this worker; inline: no service",
+    )
     wait_bound_seconds: float = Field(
         default=1.0,
         gt=0,

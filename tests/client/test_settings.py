@@ -15,6 +15,7 @@ def test_every_field_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch) ->
         "address": "unix:/run/x/i.sock",
         "engine": "cpu-reference",
         "signalling": "stream",
+        "placement": "timeslice",
         "wait_bound_seconds": 0.25,
         "rpc_timeout_seconds": 7.5,
         "reattach_seconds": 3.0,
@@ -54,6 +55,7 @@ def test_no_variable_of_the_clients_tls_is_one_of_the_services() -> None:
     ("field", "value"),
     [
         ("signalling", "smoke"),
+        ("placement", "moon"),
         ("wait_bound_seconds", 0),
         ("rpc_timeout_seconds", -1),
         ("reattach_seconds", 0),
