@@ -4,8 +4,7 @@ Attachments are numbered from 1 for the device, which compares the numbers and n
 `Attachment`. One thread calls everything here.
 """
 
-from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from indexer_client.inputs import StepInputs
 from ipc_handoff.kernels.hand_back import hand_back
 from ipc_handoff.kernels.publish import forget_armed, publish
 from ipc_handoff.kernels.stage import stage
-from ipc_handoff.kernels.wait import wait
+from ipc_handoff.kernels.wait import FEW_ROWS, wait
 from ipc_handoff.kernels.words import Told, WaitEnd
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 
@@ -26,6 +25,16 @@ _ENDS = {
     WaitEnd.STALLED: "no progress within the bound",
     WaitEnd.ABORTED: "the attachment was ended while it waited",
 }
+
+
+class Inline(Protocol):
+    """Computes a layer here. All arguments: int32 [1] on the device; with 0 nothing is computed."""
+
+    def before_the_wait(self, detached: Tensor) -> None:
+        """Enqueue what computes it while no step is under way."""
+
+    def behind_the_wait(self, rescued: Tensor, inline: Tensor) -> None:
+        """Enqueue what computes it when an answer did not come (`rescued`), or in both cases."""
 
 
 class DeviceHandoff:
@@ -37,7 +46,6 @@ class DeviceHandoff:
 
     Attributes:
         counts: what the kernels count.
-        inline: int32 [1] on the device: 1 where inline kernels must compute the layer.
     """
 
     def __init__(self, memory: WorkerMemory, wait_bound: float) -> None:
@@ -47,7 +55,6 @@ class DeviceHandoff:
         self._number = 0
         self._may_be_armed = False
         self.counts = DeviceCounts(memory)
-        self.inline = memory.inline
 
     def start(self) -> None:
         self._watchdog.start()
@@ -114,19 +121,23 @@ class DeviceHandoff:
         out: Tensor,
         *,
         first: bool,
-        compute: Callable[[], None],
+        inline: Inline,
     ) -> None:
         """Enqueue one layer; can be captured.
 
         Args:
             q: uint8 [T, heads * head_dim]; weights: fp32 [T, heads]; out: int32 [T, top_k].
             first: it is the forward's first layer.
-            compute: enqueues the inline kernels, which write `out` where `inline` is 1.
+            inline: enqueues what computes the layer here, into `out`.
         """
-        stage(self._memory, q, weights, ordinal=ordinal, first=first)
-        wait(self._memory, ordinal=ordinal, bound=self._bound)
-        compute()
-        hand_back(self._memory, out, ordinal=ordinal)
+        memory = self._memory
+        few = len(out) <= FEW_ROWS
+        stage(memory, q, weights, ordinal=ordinal, first=first)
+        inline.before_the_wait(memory.detached)
+        wait(memory, ordinal=ordinal, bound=self._bound, out=out if few else None)
+        inline.behind_the_wait(memory.rescued, memory.inline)
+        if not few:
+            hand_back(memory, out, ordinal=ordinal)
 
 
 def _bank(attachment: Attachment) -> WorkerBank:

@@ -161,14 +161,14 @@ class DeviceSteps(WorkerSession):
         if self._handoff is None:
             self._inline.select(layer, q, weights, shape, out)
             return
-        handoff, ordinal = self._handoff, self._ordinals[layer]
-        handoff.layer(
+        ordinal = self._ordinals[layer]
+        self._handoff.layer(
             ordinal,
             q.view(torch.uint8).flatten(1),
             weights,
             out,
             first=ordinal == 0 if first is None else first,
-            compute=lambda: self._inline.select(layer, q, weights, shape, out, handoff.inline),
+            inline=self._inline.layer(layer, q, weights, shape, out),
         )
 
     def _shape_of_forward(self, rows: int, is_cuda: bool) -> StepShape:

@@ -1,6 +1,7 @@
 """The indexer inside the worker, enqueued behind every wait: it computes what was not answered."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,10 +10,12 @@ from attention_worker.plan_numbers import PlanNumbers
 from attention_worker.step_shape import StepShape
 from indexer_client.inputs import StepInputs
 from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, faults_of
+from indexer_service.kernels.indexer.rescue import rescue, rescue_bytes
 from indexer_service.kernels.step import RowFault, enqueue_step
 from ipc_handoff.layout import HandoffGeometry
 
 _NONE = -1
+_RESCUE_BYTES = 1 << 28
 
 
 class InlineKernels:
@@ -38,6 +41,7 @@ class InlineKernels:
         self._geometry = geometry
         self._k_caches = dict(k_caches)
         self._workspace = workspace
+        self._is_cuda = device.type == "cuda"
         # A step's table serves all layers: what the shortest cache holds is in all of them.
         self._pages = min(len(k_cache) for k_cache in k_caches.values())
         self._inputs = DeviceInputs(geometry.max_requests, geometry.table_width, device)
@@ -80,13 +84,12 @@ class InlineKernels:
             enabled: int32 [1] on the device; with 0 in it nothing is computed.
         """
         rows, requests = shape.rows, shape.requests
-        columns = -(-shape.max_length // self._geometry.page_size)
         enqueue_step(
             q[:rows],
             weights[:rows],
             self._k_caches[layer],
             self._inputs.seq_lens[:requests],
-            self._inputs.block_table[:requests, :columns],
+            self._table(shape),
             self._geometry.top_k,
             decode_requests=shape.decode_requests,
             rows_per_decode=shape.rows_per_decode,
@@ -98,8 +101,71 @@ class InlineKernels:
             workspace=self._workspace,
         )
         if len(q) > rows:
+            # Nobody asked for them, so that neither answer nor selection is lost.
             out[rows : len(q)].fill_(_NONE)
+
+    def layer(
+        self, layer: int, q: Tensor, weights: Tensor, shape: StepShape, out: Tensor
+    ) -> "InlineLayer":
+        """One layer as the hand-over enqueues it; arguments as for `select`."""
+        return InlineLayer(self, layer, q, weights, shape, out)
+
+    def can_rescue(self, shape: StepShape) -> bool:
+        """Whether the small form fits a forward."""
+        longest = self._table(shape).shape[1] * self._geometry.page_size
+        room = _RESCUE_BYTES if self._workspace is None else self._workspace
+        return self._is_cuda and shape.is_decode and rescue_bytes(shape.rows, longest) <= room
+
+    def rescue(
+        self, layer: int, q: Tensor, weights: Tensor, shape: StepShape, out: Tensor, enabled: Tensor
+    ) -> None:
+        """As `select` for decodes: the same bits from one small launch, slow if it is enabled."""
+        rows, requests = shape.rows, shape.requests
+        rescue(
+            q[:rows].view(requests, shape.rows_per_decode, *q.shape[1:]),
+            self._k_caches[layer],
+            weights[:rows],
+            self._inputs.seq_lens[:requests],
+            self._table(shape),
+            self._geometry.top_k,
+            out=out[:rows],
+            enabled=enabled,
+        )
+
+    def _table(self, shape: StepShape) -> Tensor:
+        columns = -(-shape.max_length // self._geometry.page_size)
+        return self._inputs.block_table[: shape.requests, :columns]
 
     def faults(self, requests: int) -> list[RowFault]:
         """What was wrong with the newest step's inputs. Waits for the device: for people."""
         return faults_of(self._inputs.faults[:requests].tolist())
+
+
+@dataclass(frozen=True)
+class InlineLayer:
+    """A layer of a forward, with kernels before its wait and behind it.
+
+    Before the wait they cost nothing: they return while the service works. Behind it stands one
+    small launch for decodes, which are captured and short; other steps run eagerly and are long,
+    and there the same kernels stand, for both cases.
+    """
+
+    kernels: InlineKernels
+    number: int
+    q: Tensor
+    weights: Tensor
+    shape: StepShape
+    out: Tensor
+
+    def before_the_wait(self, detached: Tensor) -> None:
+        if self.kernels.can_rescue(self.shape):
+            self._select(detached)
+
+    def behind_the_wait(self, rescued: Tensor, inline: Tensor) -> None:
+        if self.kernels.can_rescue(self.shape):
+            self.kernels.rescue(self.number, self.q, self.weights, self.shape, self.out, rescued)
+        else:
+            self._select(inline)
+
+    def _select(self, enabled: Tensor) -> None:
+        self.kernels.select(self.number, self.q, self.weights, self.shape, self.out, enabled)

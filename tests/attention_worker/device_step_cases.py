@@ -30,6 +30,10 @@ SHAPE = Shape(layers=(3, 7), requests=3, next_n=2, prefill_rows=4, context=120, 
 DECODE = replace(SHAPE, next_n=1)
 
 
+MANY_ROWS = patch.object(device_handoff, "FEW_ROWS", 0)
+"""Every forward is handed back by a kernel of its own."""
+
+
 @contextmanager
 def worker(shape: Shape = SHAPE, seed: int = 1) -> Iterator[tuple[HandWorker, RandomSteps]]:
     steps = RandomSteps(shape, seed)
@@ -69,7 +73,7 @@ def answered() -> None:
 
 def answered_by_the_service_alone() -> None:
     """What was answered is not computed here as well."""
-    with worker() as (made, steps), patch.object(device_handoff, "hand_back"):
+    with worker() as (made, steps), MANY_ROWS, patch.object(device_handoff, "hand_back"):
         made.attach()
         case = steps.case(1)
         made.steps.begin_step(with_offsets(case.inputs))
@@ -220,11 +224,15 @@ CASES: dict[str, Callable[[], None]] = {
     "padded, inline": partial(_padded, remote=False),
     "padded, answered": partial(_padded, remote=True),
     "padded, eager": padded_eager,
+    "answered, many rows": MANY_ROWS(answered),
+    "padded, answered, many rows": MANY_ROWS(partial(_padded, remote=True)),
+    "stalled, many rows": MANY_ROWS(stalled),
 }
 
 
-def _always_answered(memory: Any, *, ordinal: int, bound: int) -> None:
-    memory.decision[Decision.INLINE] = 0
+def _always_answered(memory: Any, **options: Any) -> None:
+    memory.decision.zero_()
+    memory.decision[Decision.ANSWERED] = 1
 
 
 def _armed_for_good(real: Callable[..., None]) -> Callable[..., None]:
@@ -267,8 +275,8 @@ def _planted() -> Iterator[tuple[str, Callable[[], None], Any, str, Any]]:
     """Name, case, and what is replaced by what."""
     handoff, inline = device_handoff, inline_kernels
     always = _always_answered
-    yield "stalled, taken for answered", stalled, handoff, "wait", always
-    yield "another step's answer taken", answers_of_another_step, handoff, "wait", always
+    yield "stalled, taken for answered", MANY_ROWS(stalled), handoff, "wait", always
+    yield "another step's answer taken", MANY_ROWS(answers_of_another_step), handoff, "wait", always
     yield (
         "inline kernels not switched off", answered_by_the_service_alone, inline, "enqueue_step",
         _always_enabled(inline.enqueue_step),

@@ -200,9 +200,9 @@ class HandWorker:
         """Every layer of a forward: layer -> selection, int32 [rows + padding, top_k]."""
         real = device_handoff.wait
 
-        def served(memory: WorkerMemory, *, ordinal: int, bound: int) -> None:
+        def served(memory: WorkerMemory, *, ordinal: int, **options: Any) -> None:
             self._serve(ordinal)
-            real(memory, ordinal=ordinal, bound=bound)
+            real(memory, ordinal=ordinal, **options)
 
         found = {}
         with patch.object(device_handoff, "wait", served):
