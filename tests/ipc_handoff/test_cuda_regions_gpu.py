@@ -275,13 +275,11 @@ def test_a_bank_on_a_gpu_has_its_own_allocations_and_starts_with_words_of_zero()
     assert bool((inputs[layout.staging_slots :] == 4).all())
 
 
-def test_closed_memory_is_free_again() -> None:
-    size = 256 << 20
-    before, _ = torch.cuda.mem_get_info()
-    memory = CudaMemory.allocate(size, 0, "large")
-    assert torch.cuda.mem_get_info()[0] <= before - size
-    tensor = whole(memory)
+def test_closed_memory_is_free_once_its_last_view_is_gone() -> None:
+    memory = CudaMemory.allocate(SIZE, 0, "own")
+    tensor, address = whole(memory), memory.pointer
     memory.close()
-    assert torch.cuda.mem_get_info()[0] <= before - size
+    assert cuda_runtime.address_range(0, address, "own") == (address, SIZE)
     del tensor
-    assert torch.cuda.mem_get_info()[0] > before - size // 2
+    with pytest.raises(RegionError, match="in no CUDA allocation"):
+        cuda_runtime.address_range(0, address, "own")
