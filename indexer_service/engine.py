@@ -13,8 +13,12 @@ import torch
 from indexer_service.errors import invalid
 from indexer_service.kernels.configuration import Configuration
 
-# In order of preference; `auto` takes the first that this machine has.
-_ENGINES = {"cpu-reference": "indexer_service.engines.cpu:CpuEngine"}
+_CPU, _CUDA = "cpu", "cuda"
+# In order of preference; `auto` takes the first for the service's type of device.
+_ENGINES = {
+    "triton": (_CUDA, "indexer_service.engines.triton:TritonEngine"),
+    "cpu-reference": (_CPU, "indexer_service.engines.cpu:CpuEngine"),
+}
 AUTO = "auto"
 
 
@@ -44,6 +48,12 @@ class Engine(Protocol):
     @property
     def configuration(self) -> Configuration: ...
 
+    def check_session(self) -> None:
+        """
+        Raises:
+            ServiceError: no session can have steps answered here, and why.
+        """
+
     def warm_up(self) -> None:
         """Compile what is needed and prove with a tiny selection that the device works."""
 
@@ -59,20 +69,30 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """workspace_bytes: most bytes of any temporary; cpu_threads: of one selection on the CPU."""
+    """workspace_bytes: most bytes of any temporary; cpu_threads: of one selection on the CPU;
+    device: that selections are computed on.
+    """
 
     workspace_bytes: int
     cpu_threads: int
+    device: torch.device = torch.device(_CPU)  # noqa: RUF009 - immutable
 
 
 def create_engine(name: str, settings: EngineSettings) -> Engine:
     """The engine called `name`; "" and "auto" choose.
 
     Raises:
-        ServiceError: INVALID_ARGUMENT for a name that does not exist.
+        ServiceError: INVALID_ARGUMENT for a name that does not exist, or not for the device.
     """
-    chosen = next(iter(_ENGINES)) if name in ("", AUTO) else name
+    here = [key for key, (kind, _) in _ENGINES.items() if kind == settings.device.type]
+    chosen = here[0] if name in ("", AUTO) else name
     if chosen not in _ENGINES:
         raise invalid("engine", f"{name!r} is not here", f"auto, {', '.join(_ENGINES)}")
-    module, _, attribute = _ENGINES[chosen].partition(":")
+    if chosen not in here:
+        raise invalid(
+            "engine",
+            f"{name!r} does not run on {settings.device}",
+            f"auto, {', '.join(here)}, or another device",
+        )
+    module, _, attribute = _ENGINES[chosen][1].partition(":")
     return cast(Engine, getattr(import_module(module), attribute)(settings))

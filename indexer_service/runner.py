@@ -1,7 +1,8 @@
 """One session's steps, on a thread of their own: take a plan, have it answered, report.
 
-That thread is the only writer of the service's words of its attachment. When it ends, it says
-so in the `drained` word: nothing of the attachment is touched after that.
+An executor may have several steps in flight; they are reported as they end. That thread is the
+only writer of the service's words of its attachment. When it ends, it says so in the `drained`
+word: nothing of the attachment is touched after that.
 """
 
 import logging
@@ -13,23 +14,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import grpc
-
 from dsa_indexer.v1 import indexer_pb2 as pb
-from indexer_service.engine import Engine
-from indexer_service.errors import ServiceError, exhausted, precondition
+from indexer_service.attachment import Attachment
+from indexer_service.errors import precondition
 from indexer_service.events import StepObserver
-from indexer_service.step_executor import Attachment, StepCancelled, StepExecutor
+from indexer_service.executor import DeviceLost, Executor, StepCancelled
+from indexer_service.plan_queue import OnReport, PlanQueue
+from indexer_service.running_step import RunningStep
 from ipc_handoff.errors import RingFull, RingLapped
-from ipc_handoff.layout import MESSAGE_BYTES
 from ipc_handoff.wakeups import Wakeup, sleep_until_any
 
 logger = logging.getLogger(__name__)
 
-OnReport = Callable[[pb.StepReport], None]
+MakeExecutor = Callable[[Callable[[float], None], Callable[[], bool]], Executor]
+"""Given how to sleep until somebody rings, and whether the service wants steps to end."""
 
 # An idle runner looks this often by itself; the wake-up is what makes it quick.
 _IDLE_SECONDS = 0.5
+# Nobody rings when a step in flight ends.
+_IN_FLIGHT_SECONDS = 0.001
 
 
 def _sleep(wakeups: Sequence[Wakeup], seconds: float) -> None:
@@ -51,16 +54,20 @@ class StepRunner:
     """Runs the steps of one attachment.
 
     Plans come from the attachment's ring (if `use_ring`) and through `submit`.
+
+    Args:
+        on_device_lost: called once, from the runner's thread, when the GPU's context is gone.
     """
 
     def __init__(
         self,
         attachment: Attachment,
-        engine: Engine,
+        make_executor: MakeExecutor,
         settings: RunnerSettings,
         *,
         use_ring: bool,
         observer: StepObserver | None = None,
+        on_device_lost: Callable[[], None] | None = None,
     ) -> None:
         self._at = attachment
         self._bells = attachment.control.bells
@@ -69,19 +76,22 @@ class StepRunner:
         # What the executor is given does not lead back to the runner: together they hold the
         # session's memory, and in a cycle they would hold it until the collector comes by.
         self._sleep = partial(_sleep, (attachment.wake_service, self._submit_wakeup))
-        self._executor = StepExecutor(
-            attachment, engine, settings.gate_bound_seconds, self._sleep, self._closing.is_set
-        )
-        self._settings = settings
-        self._use_ring = use_ring
+        self._executor = make_executor(self._sleep, self._closing.is_set)
         self._observer = observer
-        self._submitted: deque[tuple[pb.StepPlan, OnReport]] = deque()
+        self._on_device_lost = on_device_lost
+        ring = attachment.control.plans if use_ring else None
+        self._plans = PlanQueue(ring, settings.queued_steps, attachment.epoch)
         self._submit_lock = threading.Lock()
         self._finishing = False
+        self._is_lost = False
         self._close_lock = threading.Lock()
         # `quiesced` takes both, the runner the first one only in passing: it cannot starve them.
+        # The runner holds the second one while a step is in flight.
         self._turnstile = threading.Lock()
         self._step_lock = threading.Lock()
+        self._in_flight: deque[RunningStep] = deque()
+        self._worked_at = 0.0
+        self._ready = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name=f"steps-{attachment.epoch}", daemon=True
         )
@@ -98,12 +108,12 @@ class StepRunner:
     @property
     def lost_stamps(self) -> int:
         """Steps whose stage stamps were overwritten before the observer was told."""
-        return self._at.control.service_stamps.lost
+        return self._executor.lost_stamps
 
     @property
     def queued_steps(self) -> int:
         """Submitted plans that were not taken yet."""
-        return len(self._submitted)
+        return self._plans.submitted
 
     @property
     def ended(self) -> bool:
@@ -112,6 +122,10 @@ class StepRunner:
 
     def start(self) -> None:
         self._thread.start()
+
+    def wait_until_ready(self, seconds: float) -> bool:
+        """Whether what the first step needs is made, or the runner has ended."""
+        return self._ready.wait(seconds)
 
     def submit(self, plan: pb.StepPlan, on_report: OnReport) -> None:
         """Queue a plan. `on_report` is called once, from the runner's thread.
@@ -123,18 +137,17 @@ class StepRunner:
         with self._submit_lock:
             if self._finishing or self.ended:
                 raise precondition("session_id", "the attachment has ended", "open a new session")
-            if len(self._submitted) >= self._settings.queued_steps:
-                raise exhausted(
-                    "plan", f"{len(self._submitted)} plans are waiting", "wait for their reports"
-                )
-            self._submitted.append((plan, on_report))
+            self._plans.submit(plan, on_report)
             self._submit_wakeup.ring()
 
     @contextmanager
     def quiesced(self) -> Iterator[None]:
         """No step runs inside: for changing what steps read."""
         with self._turnstile, self._step_lock:
-            yield
+            try:
+                yield
+            finally:
+                self._executor.regions_changed()
 
     def close(self, *, finish: bool = False) -> int:
         """End the runner; returns how many steps that cancelled.
@@ -149,6 +162,7 @@ class StepRunner:
             self._finishing = True
             if not finish:
                 self._closing.set()
+                self._executor.interrupt()
             if not self.ended:
                 self._submit_wakeup.ring()
         with self._close_lock:
@@ -162,71 +176,129 @@ class StepRunner:
 
     def _run(self) -> None:
         try:
-            while (taken := self._next_plan()) is not None:
-                with self._turnstile:
-                    pass
-                with self._step_lock:
-                    self._run_step(*taken)
+            with self._step_lock:
+                self._executor.prepare()
+            self._ready.set()
+            self._run_steps()
         except RingLapped as error:
             logger.error("epoch %d: the plan ring is broken: %s", self._at.epoch, error)
-        finally:
-            self._refuse_waiting_plans()
-            self._bells.drained()
-            self._at.wake_worker.ring()
-
-    def _next_plan(self) -> tuple[pb.StepPlan, OnReport] | None:
-        """The next plan; None when the attachment ends."""
-        while not self._closing.is_set() and not self._bells.is_detached():
-            if self._submitted:
-                return self._submitted.popleft()
-            payload = self._at.control.plans.take() if self._use_ring else None
-            if payload is not None:
-                plan = self._parse(payload)
-                if plan is not None:
-                    return plan, self._post_report
-            elif self._finishing:
-                return None
-            else:
-                self._sleep(_IDLE_SECONDS)
-        return None
-
-    def _parse(self, payload: bytes) -> pb.StepPlan | None:
-        try:
-            return pb.StepPlan.FromString(payload)
-        except Exception:
-            # The checksum held, so the worker wrote this: its wait ends by its bound.
-            logger.exception("epoch %d: a plan that cannot be parsed", self._at.epoch)
-            return None
-
-    def _run_step(self, plan: pb.StepPlan, on_report: OnReport) -> None:
-        began = time.monotonic_ns()
-        report = pb.StepReport(step=plan.step, epoch=self._at.epoch)
-        try:
-            self._executor.answer(plan, report)
-            report.status = pb.STEP_STATUS_ANSWERED
-            self.answered_steps += 1
-        except ServiceError as error:
-            report.status = pb.STEP_STATUS_REJECTED
-            self._give_up(report, error.code, str(error))
         except StepCancelled as error:
-            report.status = pb.STEP_STATUS_CANCELLED
-            self._give_up(report, grpc.StatusCode.CANCELLED, str(error))
-        except Exception as error:
-            logger.exception("epoch %d, step %d: the engine failed", self._at.epoch, plan.step)
-            report.status = pb.STEP_STATUS_FAILED
-            self._give_up(report, grpc.StatusCode.INTERNAL, f"engine: {error}")
-        self.faulted_rows += report.fault_count
-        report.duration_ns = time.monotonic_ns() - began
-        on_report(report)
-        self._tell_observer(plan, report)
+            logger.info("epoch %d: ends before its first step: %s", self._at.epoch, error)
+        except DeviceLost as error:
+            self._lost(error)
+        except Exception:
+            logger.exception("epoch %d: its steps end", self._at.epoch)
+        finally:
+            self._ready.set()
+            self._end()
 
-    def _give_up(self, report: pb.StepReport, code: grpc.StatusCode, message: str) -> None:
-        report.code = code.value[0]
-        report.message = message.encode()[:MESSAGE_BYTES].decode(errors="ignore")
-        if report.status != pb.STEP_STATUS_REJECTED:
-            self.cancelled_steps += 1
-        self._bells.cancel(report.step)
+    def _run_steps(self) -> None:
+        """Until the attachment ends."""
+        while True:
+            self._report_finished()
+            if self._closing.is_set() or self._bells.is_detached():
+                return
+            if self._may_begin():
+                taken = self._plans.next()
+                if taken is not None:
+                    self._begin(*taken)
+                    continue
+                if not self._in_flight:
+                    if self._finishing:
+                        return
+                    if self._prepare_more():
+                        continue
+            self._pause()
+
+    def _prepare_more(self) -> bool:
+        with self._turnstile:
+            pass
+        with self._step_lock:
+            return self._executor.prepare_more()
+
+    def _end(self) -> None:
+        try:
+            self._executor.drain()
+            self._report_finished()
+        except Exception as error:
+            self._lost(error)
+            while self._in_flight:  # nothing of them runs any more
+                self._report_next(error)
+        self._refuse_waiting_plans()
+        self._executor.close()
+        self._bells.drained()
         self._at.wake_worker.ring()
+
+    def _lost(self, error: Exception) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
+        logger.critical("epoch %d: its GPU is lost", self._at.epoch, exc_info=error)
+        if self._on_device_lost is not None:
+            self._on_device_lost()
+
+    def _may_begin(self) -> bool:
+        """Whoever waits in `quiesced` lets no further step begin beside those in flight."""
+        if not self._in_flight:
+            return True
+        return len(self._in_flight) < self._executor.most_in_flight and not self._turnstile.locked()
+
+    def _pause(self) -> None:
+        if time.monotonic() - self._worked_at < self._executor.spin_seconds:
+            time.sleep(0)  # gives Python's lock to whoever waits for it
+        else:
+            self._sleep(_IN_FLIGHT_SECONDS if self._in_flight else _IDLE_SECONDS)
+
+    def _begin(self, plan: pb.StepPlan, on_report: OnReport | None) -> None:
+        if not self._in_flight:
+            with self._turnstile:
+                pass
+            self._step_lock.acquire()
+        step = RunningStep(plan, on_report or self._post_report, self._at.epoch)
+        # Also what is refused, or fails at once, is reported behind the steps before it.
+        self._in_flight.append(step)
+        try:
+            step.begun = self._executor.begin(plan, step.report)
+        except Exception as error:
+            self._conclude(step, error)
+            if isinstance(error, DeviceLost):
+                raise
+        self._worked_at = time.monotonic()
+
+    def _report_finished(self) -> None:
+        while self._in_flight:
+            begun = self._in_flight[0].begun
+            if begun is not None and not begun.is_finished():
+                return
+            self._report_next()
+
+    def _report_next(self, ended: Exception | None = None) -> None:
+        """Report the oldest step in flight. `ended`: it did so, and is not to be finished."""
+        step = self._in_flight[0]
+        if step.begun is not None:
+            if ended is None:
+                try:
+                    step.begun.finish()
+                except Exception as error:
+                    ended = error
+            self._conclude(step, ended)
+        self._in_flight.popleft()
+        self.faulted_rows += step.report.fault_count
+        step.tell()
+        self._tell_observer(step)
+        self._worked_at = time.monotonic()
+        if not self._in_flight:
+            self._step_lock.release()
+
+    def _conclude(self, step: RunningStep, error: Exception | None) -> None:
+        step.conclude(error)
+        status = step.report.status
+        if status == pb.STEP_STATUS_ANSWERED:
+            self.answered_steps += 1
+            return
+        if status != pb.STEP_STATUS_REJECTED:
+            self.cancelled_steps += 1
+        self._executor.give_up(step.report.step)
 
     def _post_report(self, report: pb.StepReport) -> None:
         try:
@@ -235,25 +307,25 @@ class StepRunner:
             # Reports inform; a worker that does not read them still gets its answers.
             self.lost_reports += 1
 
-    def _tell_observer(self, plan: pb.StepPlan, report: pb.StepReport) -> None:
+    def _tell_observer(self, step: RunningStep) -> None:
         # After detachment the worker exports this step's stages itself, as incomplete.
         if self._observer is None or self._bells.is_detached():
             return
         times = None
-        if report.status != pb.STEP_STATUS_REJECTED:  # then its number may be another step's
-            times = self._at.control.service_stamps.read(plan.step)
+        # The number of a plan that was refused may be another step's.
+        if step.begun is not None and step.report.status != pb.STEP_STATUS_REJECTED:
+            times = step.begun.times()
         try:
-            self._observer.step_finished(plan, report, times, self._at.geometry.layers)
+            self._observer.step_finished(step.plan, step.report, times, self._at.geometry.layers)
         except Exception:
-            logger.exception("epoch %d, step %d: the observer failed", self._at.epoch, plan.step)
+            logger.exception(
+                "epoch %d, step %d: the observer failed", self._at.epoch, step.plan.step
+            )
 
     def _refuse_waiting_plans(self) -> None:
         with self._submit_lock:
             self._finishing = True
-        while self._submitted:
-            plan, on_report = self._submitted.popleft()
-            report = pb.StepReport(
-                step=plan.step, epoch=self._at.epoch, status=pb.STEP_STATUS_CANCELLED
-            )
-            self._give_up(report, grpc.StatusCode.CANCELLED, "the session is closing")
-            on_report(report)
+        for plan, on_report in self._plans.take_submitted():
+            step = RunningStep(plan, on_report, self._at.epoch)
+            self._conclude(step, StepCancelled("the session is closing"))
+            step.tell()

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import resource
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc.aio
@@ -13,10 +14,11 @@ from grpc_reflection.v1alpha import reflection
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
-from indexer_service.devices import service_device
+from indexer_service.devices import ServiceDevice, service_device
 from indexer_service.engine import Engine, EngineSettings, create_engine
 from indexer_service.errors import ServiceError, StartError
 from indexer_service.events import StepObserver
+from indexer_service.executor import DeviceLost
 from indexer_service.guard import Guard
 from indexer_service.handlers import Handlers
 from indexer_service.listening import Listener, create_listener
@@ -64,7 +66,7 @@ class Service:
     ) -> None:
         self._settings = settings
         self._device = service_device(settings.device)
-        self._engine = _engine(settings) if engine is None else engine
+        self._engine = _engine(settings, self._device) if engine is None else engine
         self._observer = observer
         self._listener: Listener = create_listener(settings)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -78,6 +80,7 @@ class Service:
             ],
         )
         self._table: SessionTable | None = None
+        self._device_is_lost = asyncio.Event()
         self.address = settings.address
 
     async def start(self) -> None:
@@ -94,6 +97,7 @@ class Service:
                 self._engine,
                 RunnerSettings(self._settings.gate_bound_seconds, self._settings.queued_steps),
                 self._observer,
+                self._note_device_lost(),
             ),
             self._listener.descriptors,
             self._device,
@@ -119,6 +123,12 @@ class Service:
             await asyncio.sleep(_LOOK_SECONDS)
         logger.warning("another service has taken over %s: stopping", self.address)
 
+    async def device_lost(self) -> None:
+        """Return once the GPU's context is gone; health is NOT_SERVING from then on."""
+        await self._device_is_lost.wait()
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        logger.critical("the GPU's context is gone, and with it every session: stopping")
+
     async def stop(self) -> None:
         """Answer the steps that have arrived, end every session, leave no file behind.
 
@@ -132,6 +142,16 @@ class Service:
         await self._server.stop(min(grace / 4, 1.0))
         await self._listener.close()
         logger.info("stopped")
+
+    def _note_device_lost(self) -> Callable[[], None]:
+        """What any thread may call."""
+        loop, event = asyncio.get_running_loop(), self._device_is_lost
+
+        def note() -> None:
+            with suppress(RuntimeError):  # the loop has ended, and every session with it
+                loop.call_soon_threadsafe(event.set)
+
+        return note
 
     async def _warm_up(self) -> None:
         try:
@@ -148,10 +168,11 @@ class Service:
             await self._health.set(name, status)
 
 
-def _engine(settings: Settings) -> Engine:
+def _engine(settings: Settings, device: ServiceDevice) -> Engine:
     try:
         return create_engine(
-            settings.engine, EngineSettings(settings.workspace_bytes, settings.cpu_threads)
+            settings.engine,
+            EngineSettings(settings.workspace_bytes, settings.cpu_threads, device.torch_device),
         )
     except ServiceError as error:
         raise StartError(str(error)) from None
@@ -165,6 +186,7 @@ async def serve(settings: Settings, *, tracing: Tracing | None = None) -> None:
 
     Raises:
         StartError: the service cannot start.
+        DeviceLost: the GPU's context was lost; a new process has a new one.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -183,8 +205,12 @@ async def serve(settings: Settings, *, tracing: Tracing | None = None) -> None:
         if starting.done():
             starting.result()
             replaced = asyncio.create_task(service.replaced())
-            await asyncio.wait({asked, replaced}, return_when=asyncio.FIRST_COMPLETED)
+            lost = asyncio.create_task(service.device_lost())
+            await asyncio.wait({asked, replaced, lost}, return_when=asyncio.FIRST_COMPLETED)
             replaced.cancel()
+            if lost.done():
+                raise DeviceLost("the GPU's context is gone: start the service again")
+            lost.cancel()
     finally:
         # A start that was broken off must have ended: what it still makes, nobody would take away.
         starting.cancel()
@@ -197,6 +223,7 @@ def run(settings: Settings) -> None:
 
     Raises:
         StartError: the service cannot start.
+        DeviceLost: the GPU's context was lost.
     """
     tracing = _tracing(settings)
     _raise_descriptor_limit()

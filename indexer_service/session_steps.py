@@ -1,30 +1,39 @@
 """One session's runner: built once everything that a step needs is there, gone with its bank."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.attachment import Attachment, HostViews
 from indexer_service.engine import Engine
 from indexer_service.errors import ServiceError, precondition
 from indexer_service.events import StepObserver
-from indexer_service.runner import OnReport, RunnerSettings, StepRunner
+from indexer_service.executors import executor_of
+from indexer_service.plan_queue import OnReport
+from indexer_service.runner import RunnerSettings, StepRunner
 from indexer_service.session_regions import SessionRegions
-from indexer_service.step_executor import Attachment
 from ipc_handoff.banks import BANK_REGIONS
 from ipc_handoff.descriptors import WAKE_SERVICE_TOKEN, WAKE_WORKER_TOKEN, Inbox
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.wakeups import Wakeup
 
 _WAKEUP_TOKENS = (WAKE_SERVICE_TOKEN, WAKE_WORKER_TOKEN)
+# The first session of a geometry compiles and tunes its kernels.
+_READY_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class StepResources:
-    """What the runners of all sessions share."""
+    """What the runners of all sessions share.
+
+    Attributes:
+        on_device_lost: called from a runner's thread when the GPU's context is gone.
+    """
 
     engine: Engine
     settings: RunnerSettings
     observer: StepObserver | None
+    on_device_lost: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,24 +118,27 @@ class SessionSteps:
             or len(self._wakeups) < len(_WAKEUP_TOKENS)
         ):
             return
-        attachment = Attachment(
-            epoch=self._epoch,
-            geometry=self._geometry,
-            control=self._regions.control(),
-            staging=self._regions.staging(),
-            answers=self._regions.answers(),
-            k_cache=self._regions.k_cache,
-            wake_service=self._wakeups[WAKE_SERVICE_TOKEN],
-            wake_worker=self._wakeups[WAKE_WORKER_TOKEN],
+        attachment = self._attachment()
+        make_executor = executor_of(
+            attachment,
+            self._resources.engine,
+            self._resources.settings.gate_bound_seconds,
+            stamped=self._resources.observer is not None,
         )
         self._runner = StepRunner(
             attachment,
-            self._resources.engine,
+            make_executor,
             self._resources.settings,
             use_ring=self._use_ring,
             observer=self._resources.observer,
+            on_device_lost=self._resources.on_device_lost,
         )
         self._runner.start()
+
+    def wait_until_ready(self) -> None:
+        """Return once the first step would be answered without delay. Blocks, within a bound."""
+        if (runner := self._runner) is not None:
+            runner.wait_until_ready(_READY_SECONDS)
 
     def submit(self, plan: pb.StepPlan, on_report: OnReport) -> None:
         """Queue a plan; `on_report` is called once, from the runner's thread.
@@ -182,6 +194,18 @@ class SessionSteps:
         finally:
             for wakeup in self._wakeups.values():
                 wakeup.close()
+
+    def _attachment(self) -> Attachment:
+        regions = self._regions
+        return Attachment(
+            epoch=self._epoch,
+            geometry=self._geometry,
+            control=regions.control(),
+            bank=regions.device_views() or HostViews(regions.staging(), regions.answers()),
+            k_cache=regions.k_cache,
+            wake_service=self._wakeups[WAKE_SERVICE_TOKEN],
+            wake_worker=self._wakeups[WAKE_WORKER_TOKEN],
+        )
 
     def _end_runner(self, *, finish: bool) -> int:
         if (runner := self._runner) is None:

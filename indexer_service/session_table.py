@@ -80,9 +80,10 @@ class SessionTable:
 
         Raises:
             ServiceError: UNAVAILABLE while `refusal` is set, RESOURCE_EXHAUSTED at the limit of
-                sessions, and as `agree`.
+                sessions, and as `Engine.check_session` and `agree`.
         """
         self._check_accepting()
+        self._resources.engine.check_session()
         agreement = agree(
             request,
             self._resources.engine.configuration,

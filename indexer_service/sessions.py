@@ -14,7 +14,7 @@ from contextlib import suppress
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.agreement import Agreement
 from indexer_service.errors import ServiceError
-from indexer_service.runner import OnReport
+from indexer_service.plan_queue import OnReport
 from indexer_service.session_regions import SessionRegions, device_terms
 from indexer_service.session_steps import SessionSteps, StepResources
 from indexer_service.threads import in_thread
@@ -86,6 +86,8 @@ class Session:
     async def register(self, regions: Sequence[pb.Region]) -> None:
         """Map and check all of `regions`, or none; with the last of the bank, steps can run.
 
+        Then it returns once the first step would be answered without delay.
+
         Whatever fails, the descriptors that the regions name are closed, and must be sent again.
 
         Raises:
@@ -105,6 +107,8 @@ class Session:
         async with self._lock:
             self._check_open()
             await in_thread(work)
+        # Without the lock: an end of the session interrupts it.
+        await in_thread(self._steps.wait_until_ready)
 
     async def unregister(self, names: Sequence[str]) -> None:
         """Give back all of `names`, or none, once the running step has ended.

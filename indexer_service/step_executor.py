@@ -1,4 +1,4 @@
-"""One step of one attachment: gate every layer, select, write the answer, ring.
+"""Steps on the CPU, one at a time: gate every layer, select, write the answer, ring.
 
 The only place that reads the worker's staging and writes answers. A gate never waits without
 a bound: it ends with its bound, with a newer step, with detachment or with closing, and what
@@ -6,46 +6,46 @@ ends it cancels the rest of the step.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.attachment import Attachment, HostViews
 from indexer_service.engine import Engine, LayerInputs
-from indexer_service.errors import precondition
+from indexer_service.executor import BegunStep, StepCancelled
 from indexer_service.kernels.checked_inputs import CheckedInputs
 from indexer_service.plans import check_plan
-from indexer_service.step_inputs import copy_inputs, report_faults
-from ipc_handoff.banks import StagingSlot, k_cache_region
-from ipc_handoff.control import ServiceControl
-from ipc_handoff.layout import HandoffGeometry
+from indexer_service.step_inputs import copy_inputs, k_caches_of, report_faults
+from ipc_handoff.banks import StagingSlot
 from ipc_handoff.stages import ServiceStage
-from ipc_handoff.wakeups import Wakeup
+from ipc_handoff.stamps import StampRing, StepTimes
 from ipc_handoff.words import fence
 
 
-class StepCancelled(Exception):
-    """The rest of the step is given up; the message says why."""
+class _HostStep:
+    """A step that is answered when it is finished."""
 
+    def __init__(
+        self, answer: Callable[[pb.StepPlan, pb.StepReport], None], stamps: StampRing,
+        plan: pb.StepPlan, report: pb.StepReport,
+    ) -> None:  # fmt: skip
+        self._answer, self._stamps = answer, stamps
+        self._plan, self._report = plan, report
 
-@dataclass(frozen=True)
-class Attachment:
-    """The worker's memory and wake-ups, as the service sees them."""
+    def is_finished(self) -> bool:
+        return True
 
-    epoch: int
-    geometry: HandoffGeometry
-    control: ServiceControl
-    staging: Sequence[StagingSlot]
-    answers: Sequence[torch.Tensor]
-    k_cache: Callable[[int], torch.Tensor | None]
-    wake_service: Wakeup
-    wake_worker: Wakeup
+    def finish(self) -> None:
+        self._answer(self._plan, self._report)
+
+    def times(self) -> StepTimes | None:
+        return self._stamps.read(self._plan.step)
 
 
 class StepExecutor:
-    """Answers plans, one at a time.
+    """An `Executor` whose steps are answered by their `finish`, in the runner's thread.
 
     Args:
         gate_bound_seconds: longest wait for one word.
@@ -56,12 +56,14 @@ class StepExecutor:
     def __init__(
         self,
         attachment: Attachment,
+        bank: HostViews,
         engine: Engine,
         gate_bound_seconds: float,
         sleep: Callable[[float], None],
         is_closing: Callable[[], bool],
     ) -> None:
         self._at = attachment
+        self._bank = bank
         self._bells = attachment.control.bells
         self._stamps = attachment.control.service_stamps
         self._ordinals = {layer: i for i, layer in enumerate(attachment.geometry.layers)}
@@ -70,8 +72,39 @@ class StepExecutor:
         self._sleep = sleep
         self._is_closing = is_closing
         self.last_step = 0
+        self.most_in_flight = 1
+        self.spin_seconds = 0.0
 
-    def answer(self, plan: pb.StepPlan, report: pb.StepReport) -> None:
+    @property
+    def lost_stamps(self) -> int:
+        return self._stamps.lost
+
+    def prepare(self) -> None:
+        pass
+
+    def prepare_more(self) -> bool:
+        return False
+
+    def begin(self, plan: pb.StepPlan, report: pb.StepReport) -> BegunStep:
+        return _HostStep(self._answer, self._stamps, plan, report)
+
+    def give_up(self, step: int) -> None:
+        self._bells.cancel(step)
+        self._at.wake_worker.ring()
+
+    def interrupt(self) -> None:
+        pass  # the step that runs asks by itself
+
+    def regions_changed(self) -> None:
+        pass
+
+    def drain(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _answer(self, plan: pb.StepPlan, report: pb.StepReport) -> None:
         """Answer every layer of `plan`; `report` says what was done, also after an error.
 
         Raises:
@@ -79,11 +112,11 @@ class StepExecutor:
             StepCancelled: a gate ended, or nobody wants the step any more.
         """
         check_plan(plan, self._at.geometry, self._at.epoch, self.last_step)
-        caches = self._k_caches(plan)
+        caches = k_caches_of(plan, self._at.k_cache)
         self.last_step = plan.step
         self._stamps.begin(plan.step)
-        slot = self._at.staging[self._at.geometry.staging.slot_of(plan.step)]
-        answers = self._at.answers[self._at.geometry.answers.slot_of(plan.step)][: plan.rows]
+        slot = self._bank.staging[self._at.geometry.staging.slot_of(plan.step)]
+        answers = self._bank.answers[self._at.geometry.answers.slot_of(plan.step)][: plan.rows]
         inputs: CheckedInputs | None = None
         for layer in plan.layers:
             ordinal = self._ordinals[layer]
@@ -95,7 +128,7 @@ class StepExecutor:
                 # A newer step may have been staged over the copy: that is no fault of this one.
                 fence()
                 self._check_wanted(plan)
-                report_faults(report, inputs)
+                report_faults(report, inputs.faults, inputs.query_start.tolist())
             self._gate(plan, partial(self._bells.requested, ordinal))
             self._stamp(plan, ordinal, ServiceStage.GATE_PASSED)
             self._select(plan, ordinal, slot, caches[layer], inputs, answers)
@@ -104,24 +137,6 @@ class StepExecutor:
             self._bells.done(ordinal, plan.step)
             self._at.wake_worker.ring()
             report.answered_layers.append(layer)
-
-    def _k_caches(self, plan: pb.StepPlan) -> dict[int, torch.Tensor]:
-        caches = {}
-        longest = max(plan.exact.seq_lens, default=0)
-        for layer in plan.layers:
-            cache = self._at.k_cache(layer)
-            name = k_cache_region(layer)
-            if cache is None:
-                raise precondition("plan.layers", f"{name} is not registered", "register it first")
-            tokens = cache.shape[0] * cache.shape[1]
-            if longest > tokens:
-                raise precondition(
-                    "plan.exact.seq_lens",
-                    f"{longest} tokens, {name} holds {tokens}",
-                    "register the whole K cache",
-                )
-            caches[layer] = cache
-        return caches
 
     def _gate(self, plan: pb.StepPlan, word: Callable[[], int]) -> None:
         """Wait until the worker has written this step into `word`, and not beyond the bound."""

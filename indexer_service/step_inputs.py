@@ -1,9 +1,14 @@
 """What the worker staged for a step, and how its faults are reported."""
 
+from collections.abc import Callable, Sequence
+
+import torch
+
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.errors import precondition
 from indexer_service.kernels import step as step_kernels
 from indexer_service.kernels.checked_inputs import CheckedInputs, checked_copy
-from ipc_handoff.banks import StagingSlot
+from ipc_handoff.banks import StagingSlot, k_cache_region
 from ipc_handoff.layout import REPORTED_FAULTS, HandoffGeometry
 
 _REASONS = {
@@ -35,13 +40,45 @@ def copy_inputs(
         page_size=geometry.page_size,
         max_length=plan.max_length,
         exact_seq_lens=plan.exact.seq_lens or None,
+        exact_query_start=plan.exact.query_start or None,
     )
 
 
-def report_faults(report: pb.StepReport, inputs: CheckedInputs) -> None:
-    """Name every row that got -1 because of its request's fault."""
-    offsets = inputs.query_start.tolist()
-    for fault in inputs.faults:
+def k_caches_of(
+    plan: pb.StepPlan, k_cache: Callable[[int], torch.Tensor | None]
+) -> dict[int, torch.Tensor]:
+    """The K cache of each of a plan's layers.
+
+    Raises:
+        ServiceError: FAILED_PRECONDITION: one is not registered, or holds less than the plan says.
+    """
+    caches = {}
+    longest = max(plan.exact.seq_lens, default=0)
+    for layer in plan.layers:
+        cache = k_cache(layer)
+        name = k_cache_region(layer)
+        if cache is None:
+            raise precondition("plan.layers", f"{name} is not registered", "register it first")
+        tokens = cache.shape[0] * cache.shape[1]
+        if longest > tokens:
+            raise precondition(
+                "plan.exact.seq_lens",
+                f"{longest} tokens, {name} holds {tokens}",
+                "register the whole K cache",
+            )
+        caches[layer] = cache
+    return caches
+
+
+def report_faults(
+    report: pb.StepReport, faults: Sequence[step_kernels.RowFault], offsets: Sequence[int]
+) -> None:
+    """Name every row that got -1 because of its request's fault.
+
+    Args:
+        offsets: first row of each request, and the number of rows.
+    """
+    for fault in faults:
         begin, end = offsets[fault.request], offsets[fault.request + 1]
         report.fault_count += end - begin
         for row in range(begin, end):

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -12,6 +13,7 @@ from pydantic.fields import FieldInfo
 from dsa_indexer_cli.output import fail
 from indexer_service import server
 from indexer_service.errors import StartError
+from indexer_service.executor import DeviceLost
 from indexer_service.settings import Settings, load
 
 _CONFIG = inspect.Parameter(
@@ -62,6 +64,10 @@ def _kind(annotation: Any) -> str:
     return next((kind for base, kind in _KINDS.items() if base in (annotation, *choices)), "TEXT")
 
 
+DEVICE_LOST_STATUS = 70
+"""Exit status that tells a supervisor to start the service again: its GPU context was lost."""
+
+
 def serve(**flags: Any) -> None:
     """Run the indexer service on this node until SIGTERM or Ctrl-C.
 
@@ -80,6 +86,10 @@ def serve(**flags: Any) -> None:
         server.run(settings)
     except StartError as error:
         fail(str(error), 2)
+    except DeviceLost:
+        # Logged already. At once: what would be undone at exit needs the context that is gone.
+        logging.shutdown()
+        os._exit(DEVICE_LOST_STATUS)
 
 
 def register(app: typer.Typer) -> None:

@@ -20,6 +20,9 @@ class CpuEngine:
         # Every session's thread would bring as many: where they outnumber the cores, they spin.
         torch.set_num_threads(settings.cpu_threads)
 
+    def check_session(self) -> None:
+        pass
+
     def warm_up(self) -> None:
         heads, dim, page = 16, 128, 64
         out = torch.full((1, 4), -2, dtype=torch.int32)

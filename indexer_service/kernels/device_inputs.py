@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from indexer_service.kernels.architecture import on
+from indexer_service.kernels.checks import expect
 from indexer_service.kernels.step import (
     LENGTH_OUT_OF_BOUNDS,
     NEGATIVE_LENGTH,
@@ -102,14 +103,24 @@ class DeviceInputs:
     Attributes:
         seq_lens: int32 [max_requests], 0 for a request that must not be computed.
         block_table: int32 [max_requests, table_width].
-        faults: int32 [max_requests, 4]: a number of `REASONS`, expected, seen, 0.
+        faults: int32 [max_requests, 4]: a number of `REASONS`, expected, seen, 0; the caller's
+            memory, if given.
     """
 
-    def __init__(self, max_requests: int, table_width: int, device: torch.device) -> None:
-        table, faults = (max_requests, table_width), (max_requests, FAULT_WORDS)
+    def __init__(
+        self,
+        max_requests: int,
+        table_width: int,
+        device: torch.device,
+        *,
+        faults: Tensor | None = None,
+    ) -> None:
+        table, words = (max_requests, table_width), (max_requests, FAULT_WORDS)
         self.seq_lens = torch.zeros(max_requests, dtype=torch.int32, device=device)
         self.block_table = torch.zeros(table, dtype=torch.int32, device=device)
-        self.faults = torch.zeros(faults, dtype=torch.int32, device=device)
+        if faults is None:
+            faults = torch.zeros(words, dtype=torch.int32, device=device)
+        self.faults = expect("faults", faults, "[max_requests, 4]", words, torch.int32, device)
 
 
 def faults_of(words: Sequence[Sequence[int]]) -> list[RowFault]:

@@ -30,11 +30,21 @@ def microseconds(call: Callable[[], object], device: torch.device, *, calls: int
 def _replayed(call: Callable[[], object], calls: int) -> float:
     """On the current GPU."""
     call()  # compiles, and whatever else only a first call does
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for _ in range(calls):
-            call()
+    # A stream of its own that is waited for alone: others may use the GPU meanwhile.
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for _ in range(calls):
+                call()
+        finally:
+            graph.capture_end()
+        return _median(graph, calls)
+
+
+def _median(graph: torch.cuda.CUDAGraph, calls: int) -> float:
     graph.replay()
     times: list[float] = []
     for _ in range(_REPLAYS):

@@ -65,7 +65,8 @@ def warm_up(
                 progress(done, len(batches), what)
             run()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        # Not the device: others' work there may take as long as it likes.
+        torch.cuda.current_stream(device).synchronize()
     return Report(len(batches), len(compiled), time.monotonic() - began)
 
 

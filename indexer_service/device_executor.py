@@ -1,0 +1,351 @@
+"""Steps on a GPU: enqueued at once, gated on the device, and reported when they are done.
+
+No Python runs between two layers. A decode step is one copy in, one graph, one copy out and one
+event; other steps are the same kernels, launched one by one.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.attachment import Attachment
+from indexer_service.device_stream import DeviceStream, Mark, told_when_lost
+from indexer_service.engine import Engine
+from indexer_service.engines.triton import TritonEngine
+from indexer_service.errors import invalid
+from indexer_service.executor import BegunStep, DeviceLost, StepCancelled
+from indexer_service.kernels.device_inputs import FAULT_WORDS, pack_numbers
+from indexer_service.plans import check_plan
+from indexer_service.session_regions import DeviceViews
+from indexer_service.step_graphs import GraphKey, StepGraphs, key_of, shape_of
+from indexer_service.step_inputs import k_caches_of, report_faults
+from indexer_service.step_kernels import RESULT_HEAD, STEP_WORDS, StepKernels, StepShape
+from indexer_service.step_slots import StepSlot, StepSlots
+from ipc_handoff.kernels.clock import ClockOffset, clock_offset
+from ipc_handoff.kernels.words import GateEnd
+from ipc_handoff.stages import SERVICE_STAGES
+from ipc_handoff.stamps import StepTimes
+
+_SPIN_SECONDS = 0.001
+# A graph takes longer to make than a worker waits: only where no step has come for so long.
+_IDLE_SECONDS = 0.5
+_SAMPLED = 1
+_NANOSECONDS = 1_000_000_000
+
+_WHY = {
+    GateEnd.LATE: "gate: the worker did not come within {bound} s",
+    GateEnd.NEWER: "the worker has published a newer step",
+    GateEnd.DETACHED: "the worker detached",
+    GateEnd.CLOSING: "the session is closing",
+}
+
+
+class _DeviceStep:
+    """A step on the stream."""
+
+    def __init__(
+        self, executor: "DeviceExecutor", plan: pb.StepPlan, report: pb.StepReport,
+        offsets: Sequence[int], slot: StepSlot, mark: Mark,
+    ) -> None:  # fmt: skip
+        self._executor = executor
+        self._plan, self._report = plan, report
+        self._offsets = offsets
+        self._slot = slot
+        self._mark = mark
+        self._times: StepTimes | None = None
+
+    def is_finished(self) -> bool:
+        with told_when_lost():
+            return self._mark.query()
+
+    def finish(self) -> None:
+        plan, slot = self._plan, self._slot
+        live, reason, answered = slot.live
+        faults = slot.faults(plan.requests)
+        self._times = self._executor.times_of(plan, slot)
+        self._executor.give_back(slot)
+        self._report.answered_layers.extend(plan.layers[:answered])
+        if live or answered:  # otherwise a newer step's data may have been what was looked at
+            report_faults(self._report, faults, self._offsets)
+        if not live:
+            raise StepCancelled(_WHY[GateEnd(reason)].format(bound=self._executor.gate_bound))
+
+    def times(self) -> StepTimes | None:
+        return self._times
+
+
+class DeviceExecutor:
+    """See `Executor`. Everything of CUDA is made and used in the runner's thread.
+
+    Args:
+        gate_bound_seconds: longest wait for one word.
+        stamped: somebody asks for the times of stages.
+        sleep: is not used: what waits, waits on the device.
+        is_closing: the service wants steps to end.
+        make_stream: a test's own stream.
+    """
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        bank: DeviceViews,
+        engine: Engine,
+        gate_bound_seconds: float,
+        stamped: bool,
+        sleep: Callable[[float], None],
+        is_closing: Callable[[], bool],
+        *,
+        make_stream: Callable[[torch.device], DeviceStream] = DeviceStream,
+    ) -> None:
+        self._at = attachment
+        self._bank = bank
+        assert isinstance(engine, TritonEngine)
+        self._engine = engine
+        self.gate_bound = gate_bound_seconds
+        self._stamped = stamped
+        self._is_closing = is_closing
+        self._make_stream = make_stream
+        self._ordinals = {layer: i for i, layer in enumerate(attachment.geometry.layers)}
+        self._stream: DeviceStream | None = None
+        self._kernels: StepKernels | None = None
+        self._slots: StepSlots | None = None
+        self._clock: ClockOffset | None = None
+        self._graphs = StepGraphs(attachment.geometry)
+        self._caches: list[Tensor] | None = None
+        self._launched = 0
+        self._begun_at = 0.0
+        self._is_lost = False
+        self.last_step = 0
+        self.lost_stamps = 0
+        self.most_in_flight = attachment.geometry.slots
+        self.spin_seconds = _SPIN_SECONDS
+
+    # Before the first step, and while there is none.
+
+    def prepare(self) -> None:
+        """
+        Raises:
+            StepCancelled: the session is closing.
+            DeviceLost: the GPU is.
+        """
+        geometry, device = self._at.geometry, self._engine.device
+        self._stream = self._make_stream(device)
+        with self._stream.current():
+            self._kernels = StepKernels(
+                geometry, device, self._bank.staging_address, self._bank.answers_address,
+                int(self.gate_bound * _NANOSECONDS), self._engine.workspace,
+            )  # fmt: skip
+            plan, result = self._kernels.plan, self._kernels.result
+            cells = len(self._kernels.stamps_of(0))
+            self._slots = StepSlots(
+                [
+                    StepSlot(
+                        self._stream.pinned(len(plan), torch.int32),
+                        self._stream.pinned(len(result), torch.int32),
+                        self._stream.pinned(cells, torch.int64),
+                    )
+                    for _ in range(self.most_in_flight)
+                ]
+            )
+            if self._stamped:
+                self._clock = clock_offset(device)
+            # What was zeroed above is what the first step must find.
+            self._stream.synchronize()
+        self._prepare_caches()
+
+    def prepare_more(self) -> bool:
+        if self._caches is None:
+            return self._prepare_caches()
+        if time.monotonic() - self._begun_at < _IDLE_SECONDS:
+            return False
+        with self._on_stream().current():
+            return self._graphs.make_one(self._capture)
+
+    def _prepare_caches(self) -> bool:
+        """Once all K caches are registered: kernels for their layout, and graphs over them."""
+        found = [self._at.k_cache(layer) for layer in self._at.geometry.layers]
+        caches = [cache for cache in found if cache is not None]
+        if len(caches) < len(found):
+            return False
+        self._engine.prepare(self._at.geometry, caches, 1, self._is_closing)
+        self._caches = caches
+        with self._on_stream().current():
+            self._graphs.make_all(1, self._capture)
+        return True
+
+    # Steps.
+
+    def begin(self, plan: pb.StepPlan, report: pb.StepReport) -> BegunStep:
+        geometry = self._at.geometry
+        check_plan(plan, geometry, self._at.epoch, self.last_step)
+        offsets = _offsets(plan)
+        caches = self._caches_of(plan)
+        self.last_step = plan.step
+        self._begun_at = time.monotonic()
+        if plan.decode_requests and not self._engine.prepare_aside(
+            geometry, caches, plan.rows_per_decode
+        ):
+            raise StepCancelled(
+                f"kernels for rows_per_decode {plan.rows_per_decode} are being made"
+            )
+        assert self._slots is not None
+        slot = self._slots.take()
+        try:
+            mark = self._launch(plan, offsets, caches, slot)
+        except BaseException:
+            self._after_failure(plan.step, slot)
+            raise
+        return _DeviceStep(self, plan, report, offsets, slot, mark)
+
+    def _launch(
+        self, plan: pb.StepPlan, offsets: Sequence[int], caches: Sequence[Tensor], slot: StepSlot
+    ) -> Mark:
+        stream, kernels = self._on_stream(), self._kernels
+        assert kernels is not None
+        slot.plan[:STEP_WORDS].view(torch.int64)[0] = plan.step
+        pack_numbers(
+            slot.plan[STEP_WORDS:], rows=plan.rows, requests=plan.requests,
+            decode_requests=plan.decode_requests, rows_per_decode=plan.rows_per_decode,
+            max_length=plan.max_length, exact_lengths=plan.exact.seq_lens or None,
+            exact_offsets=plan.exact.query_start or None,
+        )  # fmt: skip
+        key = key_of(plan, self._at.geometry)
+        graph = None if key is None else self._graphs.find(key)
+        with stream.current():
+            self._launched = plan.step
+            kernels.plan.copy_(slot.plan, non_blocking=True)
+            if graph is not None:
+                graph()
+            else:
+                kernels.launch(self._shape(plan, offsets), caches)
+            words = RESULT_HEAD + FAULT_WORDS * plan.requests
+            slot.result[:words].copy_(kernels.result[:words], non_blocking=True)
+            if self._wants_times(plan):
+                slot.stamps.copy_(kernels.stamps_of(plan.step), non_blocking=True)
+            return stream.mark()
+
+    def _after_failure(self, step: int, slot: StepSlot) -> None:
+        """Of a launch: what was launched ends by its gates; the rest is given up."""
+        try:
+            with self._on_stream().current():
+                assert self._kernels is not None
+                self._kernels.give_up(step)
+                self._on_stream().synchronize()
+        except DeviceLost:
+            self._is_lost = True
+        self.give_back(slot)
+
+    def _shape(self, plan: pb.StepPlan, offsets: Sequence[int]) -> StepShape:
+        geometry = self._at.geometry
+        exact = list(plan.exact.seq_lens)
+        return StepShape(
+            slot=geometry.staging.slot_of(plan.step),
+            decode_requests=plan.decode_requests,
+            rows_per_decode=plan.rows_per_decode,
+            offsets=offsets,
+            length_bounds=exact or [plan.max_length] * plan.requests,
+            columns=-(-plan.max_length // geometry.page_size),
+            ordinals=[self._ordinals[layer] for layer in plan.layers],
+        )
+
+    def _capture(self, key: GraphKey) -> Callable[[], None]:
+        kernels, caches = self._kernels, self._caches
+        assert kernels is not None
+        assert caches is not None
+        shape = shape_of(key, self._at.geometry)
+        return self._on_stream().capture(lambda: kernels.launch(shape, caches))
+
+    def _caches_of(self, plan: pb.StepPlan) -> list[Tensor]:
+        if self._caches is not None and tuple(plan.layers) == self._at.geometry.layers:
+            tokens = min(len(cache) for cache in self._caches) * self._at.geometry.page_size
+            if max(plan.exact.seq_lens, default=0) <= tokens:
+                return self._caches
+        found = k_caches_of(plan, self._at.k_cache)
+        return [found[layer] for layer in plan.layers]
+
+    def _on_stream(self) -> DeviceStream:
+        assert self._stream is not None
+        return self._stream
+
+    # Afterwards.
+
+    def times_of(self, plan: pb.StepPlan, slot: StepSlot) -> StepTimes | None:
+        """When the step's stages ended, on the host's clock; None if nobody asks."""
+        if not self._wants_times(plan):
+            return None
+        assert self._clock is not None
+        generation, *cells = slot.stamps.tolist()
+        if generation != plan.step:
+            self.lost_stamps += 1
+            return None
+        stages, offset = len(SERVICE_STAGES), self._clock.offset
+        times = [at + offset if at else 0 for at in cells]
+        layers = range(0, len(self._ordinals) * stages, stages)
+        exported = self._at.control.bells.exported
+        return StepTimes((times[first : first + stages] for first in layers), exported)
+
+    def give_back(self, slot: StepSlot) -> None:
+        """The device uses the slot no more."""
+        assert self._slots is not None
+        self._slots.give_back(slot)
+
+    def _wants_times(self, plan: pb.StepPlan) -> bool:
+        return self._clock is not None and bool(plan.trace.flags & _SAMPLED)
+
+    def give_up(self, step: int) -> None:
+        # What was launched is given up by its gates. The word holds one step: told again, an
+        # older one would hide a newer one.
+        if step <= self._launched or self._kernels is None or self._is_lost:
+            return
+        try:
+            with self._on_stream().current():
+                self._kernels.give_up(step)
+        except DeviceLost:
+            self._is_lost = True
+
+    def interrupt(self) -> None:
+        if (kernels := self._kernels) is not None:
+            kernels.closing[0] = 1
+
+    def regions_changed(self) -> None:
+        self._caches = None
+        self._graphs.forget()
+
+    def drain(self) -> None:
+        self.interrupt()
+        if self._stream is not None:
+            with told_when_lost():
+                self._stream.synchronize()
+
+    def close(self) -> None:
+        stream = self._stream
+        try:
+            if stream is not None and not self._is_lost:
+                with told_when_lost():
+                    stream.synchronize()  # a step that was given up at the very end
+        except DeviceLost:
+            self._is_lost = True
+        self.regions_changed()
+        self._stream, self._kernels, self._slots = None, None, None
+        if stream is not None and not self._is_lost:
+            stream.close()
+
+
+def _offsets(plan: pb.StepPlan) -> Sequence[int]:
+    """First row of each request, and the number of rows, as the plan says.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT where the plan does not.
+    """
+    if plan.exact.query_start:
+        return list(plan.exact.query_start)
+    if plan.decode_requests < plan.requests:
+        raise invalid(
+            "plan.exact.query_start",
+            f"left out, with {plan.requests - plan.decode_requests} prefill requests",
+            "the first row of each request: a service on a GPU does not read it from there",
+        )
+    return range(0, plan.rows + 1, plan.rows_per_decode)

@@ -1,0 +1,179 @@
+"""The Triton engine: the kernels of this repository on one GPU."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from indexer_service.engine import EngineSettings, LayerInputs
+from indexer_service.errors import precondition
+from indexer_service.executor import StepCancelled
+from indexer_service.kernels.configuration import TRITON, Configuration, configuration
+from indexer_service.kernels.geometry import Geometry
+from indexer_service.kernels.step import select_step
+from indexer_service.kernels.warm_up import warm_up
+from ipc_handoff.layout import HandoffGeometry
+
+logger = logging.getLogger(__name__)
+
+_BLOCKING = "CUDA_LAUNCH_BLOCKING"
+
+
+class TritonEngine:
+    """See `indexer_service.engine.Engine`.
+
+    Attributes:
+        device: of all sessions. workspace: bytes for temporaries of one window.
+    """
+
+    configuration: Configuration
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.device = settings.device
+        self.workspace = settings.workspace_bytes
+        self.configuration = configuration(TRITON, self.device)
+        self._prepared: set[Geometry] = set()
+        self._preparing: set[Geometry] = set()
+        # Tuning times kernels: two at once would time each other.
+        self._one_at_a_time = threading.Lock()
+
+    def check_session(self) -> None:
+        """
+        Raises:
+            ServiceError: FAILED_PRECONDITION where a session's steps would hold up its thread.
+        """
+        if os.environ.get(_BLOCKING, "0") not in ("", "0"):
+            raise precondition(
+                _BLOCKING,
+                "is set in the service: it would wait on the host for every gate",
+                "unset it, and start the service again",
+            )
+
+    def warm_up(self) -> None:
+        heads, dim, page = 64, 128, 64
+        device = self.device
+        out = torch.full((1, 4), -2, dtype=torch.int32, device=device)
+        inputs = LayerInputs(
+            q=torch.ones((1, heads, dim), device=device).to(torch.float8_e4m3fn),
+            weights=torch.ones((1, heads), device=device),
+            k_cache=torch.zeros((1, page, dim + 4), dtype=torch.uint8, device=device),
+            query_start=torch.tensor([0, 1], dtype=torch.int32, device=device),
+            seq_lens=torch.tensor([3], dtype=torch.int32, device=device),
+            block_table=torch.zeros((1, 1), dtype=torch.int32, device=device),
+            decode_requests=1,
+            rows_per_decode=1,
+            max_length=3,
+            skip_requests=(),
+        )
+        self.select(inputs, 4, out, lambda stage: None)
+        if out.tolist() != [[0, 1, 2, -1]]:
+            raise RuntimeError(f"warm-up selected {out.tolist()}")
+
+    def select(
+        self, inputs: LayerInputs, top_k: int, out: Tensor, on_stage: Callable[[str], None]
+    ) -> None:
+        """Reads lengths on the host: for the proof above and for tools, not for steps."""
+        select_step(
+            inputs.q,
+            inputs.weights,
+            inputs.k_cache,
+            inputs.query_start,
+            inputs.seq_lens,
+            inputs.block_table,
+            top_k,
+            decode_requests=inputs.decode_requests,
+            rows_per_decode=inputs.rows_per_decode,
+            max_length=inputs.max_length,
+            skip_requests=inputs.skip_requests,
+            out=out,
+            workspace=self.workspace,
+            on_stage=on_stage,
+            impl=TRITON,
+        )
+
+    def prepare(
+        self,
+        geometry: HandoffGeometry,
+        caches: Sequence[Tensor],
+        rows_per_decode: int,
+        is_closing: Callable[[], bool],
+    ) -> None:
+        """Compile and tune all kernels of a session's steps, once for each shape of sessions.
+
+        On a stream of its own: steps of other sessions go on, and have priority.
+
+        Args:
+            caches: the session's K caches.
+            rows_per_decode: of its decode steps.
+            is_closing: to be asked between pieces of work.
+
+        Raises:
+            StepCancelled: it is.
+        """
+
+        def go_on(done: int, of: int, what: str) -> None:
+            if is_closing():
+                raise StepCancelled("the session is closing")
+
+        for shape in _shapes(geometry, caches, rows_per_decode, self.workspace):
+            with self._one_at_a_time:
+                if shape in self._prepared:
+                    continue
+                stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+                with torch.cuda.stream(stream):
+                    report = warm_up(shape, self.device, progress=go_on)
+                self._prepared.add(shape)
+            logger.info(
+                "%d kernels made in %.1f s for %d heads, %d rows a decode request",
+                report.kernels,
+                report.seconds,
+                geometry.heads,
+                rows_per_decode,
+            )
+
+    def prepare_aside(
+        self, geometry: HandoffGeometry, caches: Sequence[Tensor], rows_per_decode: int
+    ) -> bool:
+        """Whether kernels are prepared; if not, a thread of its own begins with it."""
+        shapes = _shapes(geometry, caches, rows_per_decode, self.workspace)
+        if shapes <= self._prepared:
+            return True
+        if not shapes <= self._preparing:
+            self._preparing |= shapes
+            threading.Thread(
+                target=self._prepare_quietly,
+                args=(geometry, list(caches), rows_per_decode),
+                name="kernels",
+                daemon=True,
+            ).start()
+        return False
+
+    def _prepare_quietly(
+        self, geometry: HandoffGeometry, caches: Sequence[Tensor], rows_per_decode: int
+    ) -> None:
+        try:
+            self.prepare(geometry, caches, rows_per_decode, lambda: False)
+        except Exception:
+            logger.exception("kernels for %d rows a decode request", rows_per_decode)
+
+
+def _shapes(
+    geometry: HandoffGeometry, caches: Sequence[Tensor], rows_per_decode: int, workspace: int
+) -> set[Geometry]:
+    """What kernels depend on; more than one where K caches have pages at several strides."""
+    common = Geometry(
+        heads=geometry.heads,
+        max_context=geometry.max_context,
+        max_decode_rows=min(geometry.max_rows, geometry.max_requests * rows_per_decode),
+        max_prefill_rows=geometry.max_rows,
+        head_dim=geometry.head_dim,
+        page=geometry.page_size,
+        k=geometry.top_k,
+        next_n=(rows_per_decode,),
+        workspace=workspace,
+    )
+    return {replace(common, page_stride=cache.stride(0)) for cache in caches}

@@ -1,0 +1,115 @@
+"""Decode steps as graphs: one launch each, by the size of the batch."""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.executor import DeviceLost
+from indexer_service.step_kernels import StepShape
+from ipc_handoff.layout import HandoffGeometry
+
+logger = logging.getLogger(__name__)
+
+
+class GraphKey(NamedTuple):
+    """requests: of the bucket."""
+
+    requests: int
+    rows_per_decode: int
+    slot: int
+
+
+Capture = Callable[[GraphKey], Callable[[], None]]
+"""Makes a key's graph; what it returns launches it."""
+
+
+def key_of(plan: pb.StepPlan, geometry: HandoffGeometry) -> GraphKey | None:
+    """The graph that answers a plan; None for steps that have none.
+
+    A graph is for decode requests alone and for all layers. Requests of its bucket that the step
+    does not have see nothing.
+    """
+    if plan.decode_requests != plan.requests or tuple(plan.layers) != geometry.layers:
+        return None
+    requests = bucket_of(plan.requests, geometry.max_requests)
+    if requests * plan.rows_per_decode > geometry.max_rows:
+        return None
+    return GraphKey(requests, plan.rows_per_decode, geometry.staging.slot_of(plan.step))
+
+
+def bucket_of(requests: int, max_requests: int) -> int:
+    """The next power of two, but no more than there can be."""
+    return min(1 << (requests - 1).bit_length(), max_requests)
+
+
+def buckets(rows_per_decode: int, geometry: HandoffGeometry) -> list[int]:
+    """All of them, ascending, that have room for their rows."""
+    sizes = {bucket_of(n, geometry.max_requests) for n in range(1, geometry.max_requests + 1)}
+    return sorted(size for size in sizes if size * rows_per_decode <= geometry.max_rows)
+
+
+def shape_of(key: GraphKey, geometry: HandoffGeometry) -> StepShape:
+    """The launches of a graph: for any lengths."""
+    return StepShape(
+        slot=key.slot,
+        decode_requests=key.requests,
+        rows_per_decode=key.rows_per_decode,
+        offsets=range(0, (key.requests + 1) * key.rows_per_decode, key.rows_per_decode),
+        length_bounds=[geometry.max_context] * key.requests,
+        columns=geometry.table_width,
+        ordinals=range(len(geometry.layers)),
+    )
+
+
+class StepGraphs:
+    """The graphs of one attachment."""
+
+    def __init__(self, geometry: HandoffGeometry) -> None:
+        self._geometry = geometry
+        self._graphs: dict[GraphKey, Callable[[], None]] = {}
+        self._wanted: dict[GraphKey, None] = {}
+        self._refused: set[GraphKey] = set()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def find(self, key: GraphKey) -> Callable[[], None] | None:
+        """The key's graph; if there is none, it is made when there is time."""
+        found = self._graphs.get(key)
+        if found is None:
+            self._want(key.rows_per_decode)
+        return found
+
+    def make_all(self, rows_per_decode: int, capture: Capture) -> None:
+        """For every bucket and slot."""
+        self._want(rows_per_decode)
+        while self.make_one(capture):
+            pass
+
+    def make_one(self, capture: Capture) -> bool:
+        """Make one that is wanted; whether there was one."""
+        if not self._wanted:
+            return False
+        key = next(iter(self._wanted))
+        del self._wanted[key]
+        try:
+            self._graphs[key] = capture(key)
+        except DeviceLost:
+            raise
+        except Exception:
+            logger.exception("no graph for %s: such steps are answered without", key)
+            self._refused.add(key)
+        return True
+
+    def forget(self) -> None:
+        """Drop all graphs, and with them what they hold of the K caches; they are made again."""
+        self._wanted.update(dict.fromkeys(self._graphs))
+        self._graphs.clear()
+
+    def _want(self, rows_per_decode: int) -> None:
+        for requests in buckets(rows_per_decode, self._geometry):
+            for slot in range(self._geometry.slots):
+                key = GraphKey(requests, rows_per_decode, slot)
+                if key not in self._graphs and key not in self._refused:
+                    self._wanted[key] = None

@@ -1,0 +1,53 @@
+"""Pinned memory of the steps in flight: each has a slot from its plan's copy to its report."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from indexer_service.kernels.device_inputs import FAULT_WORDS, faults_of
+from indexer_service.kernels.step import RowFault
+from indexer_service.step_kernels import RESULT_HEAD
+from ipc_handoff.kernels.words import Live
+
+
+@dataclass(frozen=True)
+class StepSlot:
+    """Attributes:
+    plan: int32, as `StepKernels.plan`; result: int32, as `StepKernels.result`.
+    stamps: int64, a step's block of stamps.
+    """
+
+    plan: Tensor
+    result: Tensor
+    stamps: Tensor
+
+    @property
+    def live(self) -> Sequence[int]:
+        """The words of `Live`."""
+        words: list[int] = self.result[: len(Live)].tolist()
+        return words
+
+    def faults(self, requests: int) -> list[RowFault]:
+        """Of the step's requests."""
+        words = self.result[RESULT_HEAD : RESULT_HEAD + FAULT_WORDS * requests]
+        return faults_of(words.view(requests, FAULT_WORDS).tolist())
+
+
+class StepSlots:
+    """Slots are given out and come back: none is written while the device may still use it."""
+
+    def __init__(self, slots: Sequence[StepSlot]) -> None:
+        self._free = deque(slots)
+
+    def take(self) -> StepSlot:
+        """One that nothing uses.
+
+        Raises:
+            IndexError: all are in flight; the caller had more steps in flight than there are.
+        """
+        return self._free.popleft()
+
+    def give_back(self, slot: StepSlot) -> None:
+        self._free.append(slot)

@@ -1,0 +1,309 @@
+"""Whole steps of a service on a GPU, interpreted: `python -m tests.service.device_step_cases`.
+
+Words that the worker rings are set beforehand, since no kernel runs beside another, and gates have
+no patience. Prints one JSON line a case, and one a fault planted into it.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
+
+import torch
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service import step_kernels
+from indexer_service.attachment import Attachment
+from indexer_service.device_executor import DeviceExecutor
+from indexer_service.engine import EngineSettings
+from indexer_service.engines.triton import TritonEngine
+from indexer_service.executor import StepCancelled
+from indexer_service.session_regions import DeviceViews
+from indexer_service.step_kernels import tensor_at
+from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord, StagingWord
+from ipc_handoff.layout import HandoffGeometry
+from ipc_handoff.wakeups import Wakeup
+from tests.service.fake_stream import FakeStream
+from tests.service.hand_worker import EPOCH, UNWRITTEN, HandStep, HandWorker
+
+GEOMETRY = HandoffGeometry(
+    layers=(3, 7), heads=16, head_dim=64, top_k=24, page_size=64, max_rows=48, max_requests=6,
+    max_context=384, slots=2,
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+class _Prepared(TritonEngine):
+    """Nothing is compiled in the interpreter."""
+
+    def prepare(self, *_: Any) -> None:
+        pass
+
+    def prepare_aside(self, *_: Any) -> bool:
+        return True
+
+
+class Bench:
+    """An executor and its worker, in one thread."""
+
+    def __init__(self, gate_bound: float = 0.0) -> None:
+        self.worker = worker = HandWorker(GEOMETRY, CPU)
+        attachment = Attachment(
+            epoch=EPOCH, geometry=GEOMETRY, control=worker.service_control(),
+            bank=DeviceViews(worker.staging, worker.answers), k_cache=worker.k_caches.get,
+            wake_service=Wakeup(), wake_worker=Wakeup(),
+        )  # fmt: skip
+        assert isinstance(attachment.bank, DeviceViews)
+        self.stream = FakeStream(CPU)
+        self.executor = DeviceExecutor(
+            attachment, attachment.bank, _Prepared(EngineSettings(1 << 20, 1, CPU)), gate_bound,
+            True, lambda seconds: None, lambda: False,
+            make_stream=lambda device: self.stream,  # type: ignore[arg-type, return-value]
+        )  # fmt: skip
+        self.executor.prepare()
+
+    def answers(self, step: int) -> torch.Tensor:
+        """int32 [max_rows, top_k], of the step's slot."""
+        at = self.worker.answers + GEOMETRY.device.answers_at(step % GEOMETRY.slots)
+        return tensor_at(at, (GEOMETRY.max_rows, GEOMETRY.top_k), torch.int32, CPU)
+
+    def word(self, region: int, number: int) -> torch.Tensor:
+        return tensor_at(region + number * DEVICE_LINE, (1,), torch.int64, CPU)
+
+    def run(self, step: HandStep, *, staged: int | None = None) -> pb.StepReport:
+        """Publish, stage `staged` layers (all), begin and finish; cancelled: the report says why.
+
+        One slot holds all layers' q: what is staged first is what every layer of a test sees.
+        """
+        worker = self.worker
+        worker.publish(step)
+        self.answers(step.plan.step).fill_(UNWRITTEN)
+        ordinals = range(len(GEOMETRY.layers))[:staged]
+        for ordinal in ordinals:
+            step.q[ordinal], step.weights[ordinal] = step.q[0], step.weights[0]
+            worker.stage(step, ordinal)
+        return self.finish(step)
+
+    def finish(self, step: HandStep) -> pb.StepReport:
+        report = pb.StepReport(step=step.plan.step)
+        begun = self.executor.begin(step.plan, report)
+        assert begun.is_finished()
+        try:
+            begun.finish()
+        except StepCancelled as error:
+            report.message = str(error)
+        return report
+
+    def check(self, step: HandStep, report: pb.StepReport) -> None:
+        """The last layer's answer is right, and every bell has rung."""
+        assert not report.message, report.message
+        assert list(report.answered_layers) == list(step.plan.layers)
+        last = len(GEOMETRY.layers) - 1
+        expected = self.worker.expected(step, last, "reference")
+        ours = self.answers(step.plan.step)
+        assert torch.equal(ours[: step.plan.rows], expected)
+        for ordinal in range(last + 1):
+            assert (
+                int(self.word(self.worker.answers, AnswersWord.DONES + ordinal)) == step.plan.step
+            )
+
+
+def decode_of_every_size() -> None:
+    bench = Bench()
+    captured = bench.stream.captured
+    assert captured == 2 * 4  # buckets of 1, 2, 4 and 6 requests, for each slot
+    for requests in range(1, GEOMETRY.max_requests + 1):
+        step = bench.worker.make([1] * requests, [50 * n + 3 for n in range(1, requests + 1)])
+        bench.check(step, bench.run(step))
+    assert bench.stream.launched == GEOMETRY.max_requests
+    assert bench.stream.captured == captured
+
+
+def unknown_lengths() -> None:
+    bench = Bench()
+    step = bench.worker.make([1, 1, 1], [90, 0, 384], exact_lengths=False)
+    bench.check(step, bench.run(step))
+
+
+def two_rows_a_request_without_a_graph() -> None:
+    bench = Bench()
+    step = bench.worker.make([2, 2, 2], [300, 2, 77])
+    bench.check(step, bench.run(step))
+    assert not bench.stream.launched
+    bench.executor._begun_at -= 10
+    while bench.executor.prepare_more():
+        pass
+    step = bench.worker.make([2, 2, 2], [30, 200, 7])
+    bench.check(step, bench.run(step))
+    assert bench.stream.launched == 1
+
+
+def mixed() -> None:
+    bench = Bench()
+    step = bench.worker.make([1, 1, 7, 30], [200, 9, 60, 300], decode=2)
+    bench.check(step, bench.run(step))
+    step = bench.worker.make([9, 20], [380, 20], decode=0, exact_lengths=False)
+    bench.check(step, bench.run(step))
+
+
+def faults() -> None:
+    bench = Bench()
+    step = bench.worker.make([1, 1, 1, 5], [100, 200, 300, 70], decode=3)
+    step.seq_lens[0] += 1
+    step.block_table[2, 4] = 40
+    step.query_start[4] -= 1
+    report = bench.run(step)
+    bench.check(step, report)
+    assert report.fault_count == 7
+    assert [(f.row, f.request, f.expected, f.seen) for f in report.faults] == [
+        (0, 0, 100, 101), (2, 2, 40, 40), *((row, 3, 8, 7) for row in range(3, 8)),
+    ]  # fmt: skip
+    assert report.faults[1].reason == pb.ROW_FAULT_REASON_PAGE_OUT_OF_BOUNDS
+
+
+def not_published() -> None:
+    """The slot holds a step of before, which must not be answered in place of this one."""
+    bench = Bench()
+    first = bench.worker.make([1, 1], [100, 50])
+    bench.check(first, bench.run(first))
+    bench.worker.make([1], [1])
+    late = bench.worker.make([1, 1], [90, 60])
+    bench.answers(late.plan.step).fill_(UNWRITTEN)
+    report = bench.finish(late)
+    assert "did not come" in report.message
+    assert not report.answered_layers and not report.faults
+    assert (bench.answers(late.plan.step) == UNWRITTEN).all()
+    assert int(bench.word(bench.worker.answers, AnswersWord.CANCELLED)) == late.plan.step
+
+
+def second_layer_does_not_come() -> None:
+    bench = Bench()
+    step = bench.worker.make([1, 1, 1], [100, 50, 7])
+    step.seq_lens[1] += 1
+    report = bench.run(step, staged=1)
+    assert "did not come" in report.message
+    assert list(report.answered_layers) == [3]
+    assert report.fault_count == 1
+    assert int(bench.word(bench.worker.answers, AnswersWord.DONES)) == step.plan.step
+    assert int(bench.word(bench.worker.answers, AnswersWord.DONES + 1)) == 0
+
+
+def _ends_with(message: str, spoil: Callable[[Bench], None]) -> None:
+    bench = Bench(gate_bound=1.0)  # the interpreter's clock stands still
+    step = bench.worker.make([1, 1], [100, 50])
+    spoil(bench)
+    report = bench.finish(step)
+    assert message in report.message, report.message
+    step = bench.worker.make([1, 1], [100, 50])
+
+
+def newer() -> None:
+    def publish_newer(bench: Bench) -> None:
+        bench.word(bench.worker.staging, StagingWord.PUBLISHED)[0] = 9
+
+    _ends_with("published a newer step", publish_newer)
+
+
+def detached() -> None:
+    def detach(bench: Bench) -> None:
+        bench.word(bench.worker.staging, StagingWord.DETACHED)[0] = 1
+
+    _ends_with("the worker detached", detach)
+
+
+def closing() -> None:
+    _ends_with("the session is closing", lambda bench: bench.executor.interrupt())
+
+
+def refused_plans_are_given_up() -> None:
+    bench = Bench()
+    cancelled = bench.word(bench.worker.answers, AnswersWord.CANCELLED)
+    bench.executor.give_up(4)
+    assert int(cancelled) == 4
+    step = bench.worker.make([1], [9], step=6)
+    bench.check(step, bench.run(step))
+    bench.executor.give_up(6)  # it was launched: told again, it might hide a newer one
+    assert int(cancelled) == 4
+
+
+def stamps() -> None:
+    bench = Bench()
+    trace = pb.TraceContext(trace_id=bytes(16), span_id=bytes(8), flags=1)
+    times = []
+    for _ in range(2):
+        step = bench.worker.make([1], [9], trace=trace)
+        bench.worker.publish(step)
+        for ordinal in range(len(GEOMETRY.layers)):
+            bench.worker.stage(step, ordinal)
+        begun = bench.executor.begin(step.plan, pb.StepReport())
+        begun.finish()
+        times.append(begun.times())
+    assert all(found is not None and len(found) == len(GEOMETRY.layers) for found in times)
+    block = bench.executor._kernels.stamps_of(2)  # type: ignore[union-attr]
+    step = bench.worker.make([1], [9], trace=trace)
+    begun = bench.executor.begin(step.plan, pb.StepReport())  # not published: it is given up
+    block[:] = 0
+    assert bench.executor.lost_stamps == 0
+
+
+CASES: dict[str, Callable[[], None]] = {
+    case.__name__: case
+    for case in (
+        decode_of_every_size, unknown_lengths, two_rows_a_request_without_a_graph, mixed, faults,
+        not_published, second_layer_does_not_come, newer, detached, closing,
+        refused_plans_are_given_up, stamps,
+    )
+}  # fmt: skip
+
+
+def _planted() -> Iterator[tuple[Any, ...]]:
+    """name, the case, and what is replaced by what: a guard that is taken out."""
+    yield "a step of before passes the gate", not_published, step_kernels, "gate", _no_gate
+    yield "given up in any order", refused_plans_are_given_up, DeviceExecutor, "give_up", _tell_all
+    yield "faults are not looked at", faults, step_kernels, "copy_checked", _unchecked
+
+
+def _no_gate(memory: Any, kind: Any, **_: Any) -> None:
+    """As if the words were right."""
+    memory.live[:] = torch.tensor([1, 1, int(memory.live[2]) if kind else 0], dtype=torch.int32)
+
+
+def _tell_all(executor: DeviceExecutor, step: int) -> None:
+    assert executor._kernels is not None
+    executor._kernels.give_up(step)
+
+
+def _unchecked(
+    inputs: Any, numbers: Any, query_start: Any, seq_lens: Any, table: Any, **named: Any
+) -> None:
+    bucket = named["bucket"]
+    inputs.seq_lens[:bucket] = seq_lens[:bucket].clamp(0, 384)
+    inputs.block_table[:bucket] = table[:bucket].clamp(0, 39)
+    inputs.faults.zero_()
+
+
+def _with(case: Callable[[], None], target: Any, name: str, replacement: Any) -> None:
+    with patch.object(target, name, replacement):
+        case()
+
+
+def main() -> None:
+    import_module("tests.gates.interpreter")  # importing it puts the repair in place
+    runs = list(CASES.items())
+    runs += [(f"planted: {name}", partial(_with, *rest)) for name, *rest in _planted()]
+    for name, case in runs:
+        wrong = None
+        try:
+            case()
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {str(error)[-300:]}"
+        print(json.dumps({"name": name, "error": wrong}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
