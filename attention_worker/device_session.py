@@ -7,7 +7,7 @@ with DeviceIndexer(geometry, k_caches, device=device) as indexer:
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +28,9 @@ from indexer_client.errors import AttachRefused
 from indexer_client.settings import ClientSettings
 from indexer_service.kernels import k_cache
 from indexer_service.kernels.configuration import TRITON, configuration
+from indexer_service.kernels.geometry import Geometry
 from indexer_service.kernels.k_cache.layout import check_k_cache
+from indexer_service.kernels.warm_up import Progress, warm_up
 from ipc_handoff import cuda_runtime
 from ipc_handoff.banks import Bank, BankPool, k_cache_region
 from ipc_handoff.errors import RegionError
@@ -39,6 +41,8 @@ from ipc_handoff.tracing import Tracing
 from ipc_handoff.tracing import start as start_tracing
 
 logger = logging.getLogger(__name__)
+
+_WAIT_BOUND_SECONDS = 0.02
 
 _QUARANTINE_SECONDS = 2.0
 """What a dead service had begun on a GPU may run on: its gates, for their bound, and the rest."""
@@ -71,7 +75,6 @@ class DeviceIndexer(DeviceSteps):
         *,
         device: torch.device,
         settings: ClientSettings | None = None,
-        placement: Placement | str = Placement.AUTO,
         service_device: int | None = None,
         engine_name: str = "",
         model: str = "target",
@@ -83,8 +86,7 @@ class DeviceIndexer(DeviceSteps):
             geometry: the indexer's shape and limits; 2 slots or more.
             k_caches: by layer, uint8 [pages, page, D+4] on `device`, pages at any stride.
             device: the worker's GPU.
-            settings: address, bounds; from `DSA_INDEXER_*` by default.
-            placement: a `Placement` or its name.
+            settings: address, placement, bounds; from `DSA_INDEXER_*` by default.
             service_device: ordinal of the service's GPU in this process, if it is another one.
             engine_name, model: for people and for telling a worker's models apart.
             workspace: bytes for the inline kernels' temporaries (default: 256 MiB).
@@ -99,17 +101,22 @@ class DeviceIndexer(DeviceSteps):
         own = torch.cuda.current_device() if device.index is None else device.index
         device = torch.device("cuda", own)
         terms = _agree(
-            geometry, k_caches, choose(Placement(placement), device, service_device), own, settings
+            geometry,
+            k_caches,
+            choose(Placement(settings.placement), device, service_device),
+            own,
+            settings,
         )
         self.placement, self.placement_reason = terms.chosen.placement, terms.chosen.reason
         refusal = AttachRefused(terms.chosen.reason) if terms.chosen.is_refusal else None
         if refusal is not None:
             logger.warning("working inline: %s", refusal)
+        self._workspace = workspace
         self._k_caches, self._shared = dict(k_caches), terms.shared
         handoff = None
         if terms.shared:
             memory = WorkerMemory(geometry, device)
-            handoff = DeviceHandoff(memory, settings.wait_bound_seconds)
+            handoff = DeviceHandoff(memory, _wait_bound(settings))
         worker = worker_identity(str(uuid.uuid4()), model, engine_name)
         worker.gpu_uuid = cuda_runtime.device_uuid(own)
         super().__init__(
@@ -129,6 +136,35 @@ class DeviceIndexer(DeviceSteps):
             refusal=refusal or (_ASKED_FOR if handoff is None else None),
             prepare_thread=leave_captures_alone,
         )
+
+    def warm_up(self, next_n: Sequence[int] = (1,), *, progress: Progress | None = None) -> None:
+        """Make every kernel that a step can need; before `start` and the first capture.
+
+        Tunes what this kind of GPU was never tuned for, which takes minutes, and is remembered.
+
+        Args:
+            next_n: rows of a decode request, all that occur.
+            progress: as for `kernels.warm_up`.
+        """
+        geometry = self.geometry
+        replica = None
+        if self.placement is Placement.PEER_GPU:
+            replica = next(iter(self._shared.values())).tensor.device
+        kernels = Geometry(
+            heads=geometry.heads,
+            max_context=geometry.max_context,
+            max_decode_rows=geometry.max_rows,
+            max_prefill_rows=geometry.max_rows,
+            head_dim=geometry.head_dim,
+            page=geometry.page_size,
+            page_stride=next(iter(self._k_caches.values())).stride(0),
+            k=geometry.top_k,
+            next_n=tuple(next_n),
+            workspace=self._workspace,
+            replica=replica,
+        )
+        warm_up(kernels, self._device, progress=progress)
+        super().warm_up(next_n)
 
     def insert(self, k: Tensor, slots: Tensor, layer: int) -> None:
         """Quantise keys into a layer's K cache, and into its replica where there is one.
@@ -175,6 +211,13 @@ def _agree(
         except RegionError as error:
             chosen = Chosen(Placement.INLINE, None, str(error), is_refusal=True)
     return _Terms(chosen, {}, BankPool(make_bank, banks=0))
+
+
+def _wait_bound(settings: ClientSettings) -> float:
+    """A GPU's wait is shorter than a CPU's, unless somebody has set it."""
+    if "wait_bound_seconds" in settings.model_fields_set:
+        return settings.wait_bound_seconds
+    return _WAIT_BOUND_SECONDS
 
 
 def _make_bank(

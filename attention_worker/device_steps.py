@@ -1,6 +1,6 @@
 """Steps of a worker on a GPU: what happens before a forward, and in each of its layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -46,6 +46,7 @@ class DeviceSteps(WorkerSession):
         super().__init__(request, pool, refusal, prepare_thread)
         self._inline = inline
         self._handoff = handoff
+        self._device = device
         self._ordinals = {layer: i for i, layer in enumerate(self.geometry.layers)}
         self._shape: StepShape | None = None
         self._traces = StepTraces(self.geometry, handoff.counts if handoff else None, device)
@@ -92,6 +93,45 @@ class DeviceSteps(WorkerSession):
         the device for a moment: not on the hot path.
         """
         return self._handoff.counts.stamps(step) if self._handoff is not None else None
+
+    def warm_up(self, next_n: Sequence[int] = (1,)) -> None:
+        """Make every kernel of the hand-over, and run it once where nobody listens.
+
+        Before `start` and the first capture. What computes selections has a warm-up of its own.
+
+        Args:
+            next_n: rows of a decode request, all that occur.
+        """
+        device, geometry = self._device, self.geometry
+        nothing = StepInputs(
+            query_start=torch.arange(2, dtype=torch.int32, device=device),
+            seq_lens=torch.zeros(1, dtype=torch.int32, device=device),
+            block_table=torch.zeros((1, 1), dtype=torch.int32, device=device),
+            rows=1,
+            decode_requests=1,
+            rows_per_decode=1,
+            max_length=1,
+            exact_seq_lens=(0,),
+            exact_query_start=(0, 1),
+        )
+        if self._handoff is not None:
+            self._handoff.warm_up(nothing)
+        self._inline.take(nothing)
+        for each in next_n:
+            for requests in (1, 2, 4, 8, 16):
+                rows = requests * each
+                if rows <= geometry.max_rows and requests <= geometry.max_requests:
+                    self.begin_inline(rows, each)
+                    self._select_zeros(rows)
+        self._shape = None
+
+    def _select_zeros(self, rows: int) -> None:
+        geometry, device = self.geometry, self._device
+        width = (rows, geometry.heads, geometry.head_dim)
+        q = torch.zeros(width, dtype=torch.uint8, device=device)
+        weights = torch.zeros((rows, geometry.heads), device=device)
+        out = torch.empty((rows, geometry.top_k), dtype=torch.int32, device=device)
+        self.select(geometry.layers[0], q, weights, out)
 
     def begin_step(self, inputs: StepInputs) -> int:
         """Make the next forward on the current stream a step; its number.

@@ -155,11 +155,23 @@ class StandIn:
             steps.geometry.max_rows, dtype=torch.int32, device=steps.device
         )
         self._stream = torch.cuda.Stream(steps.device)
-        torch.cuda.synchronize()
         self.is_silent = False
+        self._warm_up()
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def _warm_up(self) -> None:
+        """Load every kernel, which waits for all kernels that run: none must wait for us then."""
+        for decodes, rows in ((1, [1]), (0, [2, 3]), (1, [2, 9])):
+            offsets = torch.tensor([0, *rows]).cumsum(0).tolist()
+            plan = pb.StepPlan(
+                step=2**40, rows=offsets[-1], requests=len(rows), decode_requests=decodes,
+                rows_per_decode=rows[0], max_length=64, layers=self._geometry.layers,
+            )  # fmt: skip
+            plan.exact.query_start.extend(offsets)
+            self._enqueue(plan, bound=0)
+        torch.cuda.synchronize()
 
     def close(self) -> None:
         self._memory.closing[0] = 1
@@ -185,7 +197,7 @@ class StandIn:
         memory = self._bank.memories[STAGING]
         return memory.tensor(at, spec.byte_size, spec, name)
 
-    def _enqueue(self, plan: pb.StepPlan) -> None:
+    def _enqueue(self, plan: pb.StepPlan, bound: int = GATE_BOUND) -> None:
         geometry, memory, step = self._geometry, self._memory, plan.step
         memory.step.fill_(step)
         buffer = torch.empty(len(self._numbers), dtype=torch.int32, pin_memory=True)
@@ -197,7 +209,7 @@ class StandIn:
         )  # fmt: skip
         self._numbers.copy_(buffer, non_blocking=True)
         requests, rows = geometry.max_requests, geometry.max_rows
-        gate(memory, Gate.PUBLISHED, bound=GATE_BOUND)
+        gate(memory, Gate.PUBLISHED, bound=bound)
         copy_checked(
             self._inputs, self._numbers,
             self._staged("query_start", step, (requests + 1,), torch.int32),
@@ -214,7 +226,7 @@ class StandIn:
         weights = self._staged("weights", step, (rows, geometry.heads), torch.float32)
         for ordinal, layer in enumerate(geometry.layers):
             kind = Gate.LAYER if ordinal else Gate.FIRST_LAYER
-            gate(memory, kind, ordinal=ordinal, bound=GATE_BOUND)
+            gate(memory, kind, ordinal=ordinal, bound=bound)
             enqueue_step(
                 q[: plan.rows].unflatten(1, (geometry.heads, -1)), weights[: plan.rows],
                 self._steps.k_caches[layer], self._inputs.seq_lens[: plan.requests],
@@ -245,10 +257,11 @@ class GpuWorker:
             spec = TensorSpec((memory.byte_size,), torch.uint8)
             memory.tensor(0, memory.byte_size, spec, "bank").fill_(POISON)
         torch.cuda.synchronize()
-        bank.start(self._banks)
         attachment = GpuAttachment(bank, self._banks)
+        service = StandIn(self.steps, attachment)
+        bank.start(self._banks)
         self.caretaker.ready = attachment
-        return attachment, StandIn(self.steps, attachment)
+        return attachment, service
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A worker's steps on a GPU beside a service's kernels: captured once, right whatever happens."""
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -71,12 +72,12 @@ def test_one_graph_is_right_over_detachment_and_another_bank(
 
 @pytest.mark.parametrize("remote", [True, False], ids=["remote", "inline"])
 def test_mixed_steps_run_eagerly(worker: GpuWorker, steps: GpuSteps, remote: bool) -> None:
-    service = worker.attach()[1] if remote else None
     indexer, told = worker.device_steps, []
-    for number in range(1, 11):
+    service = None
+    for number in range(1, 14):
+        if remote and number == 4:  # by then every kernel is loaded
+            service = worker.attach()[1]
         case = steps.case(number, number % 4, next_n=2, prefill=(5, 1, 17)[: 1 + number % 3])
-        if number == 1:  # compiles: no bound holds then
-            worker.handoff._bound = 10**10
         begin(worker, case)
         found = {}
         for layer, q in case.q.items():
@@ -104,9 +105,9 @@ def test_an_order_of_the_host_ends_a_wait_at_once(steps: GpuSteps) -> None:
         captured.replay(case)
         timer = threading.Timer(0.05, lambda: worker.handoff._watchdog.end(1))
         timer.start()
-        ended = torch.cuda.Event(enable_timing=True)
-        ended.record()
+        began = time.monotonic()
         assert not captured.wrong(case)
+        assert time.monotonic() - began < 1.0
         timer.join()
         begin(worker, case)
         assert attachment.detached_because.endswith("was ended while it waited")
