@@ -47,6 +47,10 @@ def _exact(inputs: StepInputs, last: int) -> dict[str, Any]:
     return {"exact_seq_lens": [*[1] * (len(inputs.seq_lens) - 1), last]}
 
 
+def _offsets(values: list[int]) -> dict[str, Any]:
+    return {"exact_query_start": values}
+
+
 BAD_INPUTS: dict[str, tuple[str, Callable[[StepInputs], dict[str, Any]]]] = {
     "no rows": ("rows", lambda i: {"rows": 0}),
     "too many rows": ("rows", lambda i: {"rows": SHAPE.geometry.max_rows + 1}),
@@ -74,6 +78,15 @@ BAD_INPUTS: dict[str, tuple[str, Callable[[StepInputs], dict[str, Any]]]] = {
     "no exact lengths": ("exact_seq_lens", lambda i: {"exact_seq_lens": []}),
     "a negative exact length": ("exact_seq_lens", lambda i: _exact(i, -1)),
     "an exact length over the bound": ("exact_seq_lens", lambda i: _exact(i, i.max_length + 1)),
+    "exact offsets of others": ("exact_query_start", lambda i: _offsets([0])),
+    "exact offsets that run backwards": (
+        "exact_query_start",
+        lambda i: _offsets(i.query_start.tolist()[::-1]),
+    ),
+    "exact offsets with a row too many": (
+        "exact_query_start",
+        lambda i: _offsets([*i.query_start.tolist()[:-1], i.rows + 1]),
+    ),
 }
 
 
@@ -167,3 +180,27 @@ def test_a_missing_k_cache_is_refused_by_name(steps: RandomSteps) -> None:
     caches = {layer: cache for layer, cache in steps.k_caches.items() if layer != 5}
     with pytest.raises(ValueError, match=r"^k_caches: layer 5 is missing \(fix: "):
         Session(steps.geometry, caches, steps.fallback)
+
+
+def test_exact_offsets_go_into_the_plan(case: Case) -> None:
+    assert not case.inputs.plan(1, 2, (2,)).exact.query_start
+    offsets = case.inputs.query_start.tolist()
+    inputs = replace(case.inputs, exact_query_start=offsets)
+    inputs.check(SHAPE.geometry)
+    assert list(inputs.plan(1, 2, (2,)).exact.query_start) == offsets
+
+
+def test_exact_offsets_must_give_every_decode_its_rows() -> None:
+    inputs = StepInputs(
+        query_start=torch.tensor([0, 2, 4, 5], dtype=torch.int32),
+        seq_lens=torch.tensor([9, 9, 9], dtype=torch.int32),
+        block_table=torch.zeros((3, 1), dtype=torch.int32),
+        rows=5,
+        decode_requests=2,
+        rows_per_decode=2,
+        max_length=9,
+        exact_query_start=[0, 2, 4, 5],
+    )
+    inputs.check(SHAPE.geometry)
+    with pytest.raises(ValueError, match=r"^exact_query_start: .*\(fix: 2 times 2 rows, "):
+        replace(inputs, exact_query_start=[0, 1, 4, 5]).check(SHAPE.geometry)
