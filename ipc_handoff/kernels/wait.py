@@ -147,6 +147,7 @@ def wait_kernel(
             tl.debug_barrier()
             tl.store(told + TOLD_CANCELLED, count + 1)
         if (end == STALLED) | (end == ABORTED):
+            tl.debug_barrier()
             tl.store(state + LOST, attachment)
             ring(line(staging, DETACHED), 1, PTX)
             tl.store(told + TOLD_STEP, step)

@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from indexer_service.kernels.architecture import HOPPER
+from tests.gates.barriers import unordered
 from tests.gates.kernels import Build, builds
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -86,6 +87,7 @@ def compiled(build: Build, arch: int) -> dict[str, Any]:
     return result | {
         "shared": binary.metadata.shared + static, "static": static, "registers": registers,
         "stack": stack, "specialising": specialising(build),
+        "unordered": unordered(binary.asm["ptx"]),
     }  # fmt: skip
 
 

@@ -18,6 +18,8 @@ SHARED_LIMIT = {
 """Bytes of shared memory that a program can have."""
 
 _BUILDS = (
+    "tests.gates.builds_handoff",
+    "tests.gates.builds_rescue",
     "tests.gates.builds_sparse_mla",
     "tests.gates.builds_k_cache",
     "tests.gates.builds_paged_logits",
@@ -26,6 +28,8 @@ _BUILDS = (
     "tests.gates.builds_device_inputs",
 )
 _RUNS = (
+    "tests.gates.runs_handoff",
+    "tests.gates.runs_rescue",
     "tests.gates.runs_sparse_mla",
     "tests.gates.runs_k_cache",
     "tests.gates.runs_ragged_logits",

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tests.gates.builds_handoff import BUILDS as HANDOFF
 from tests.gates.kernels import Build
 
 
@@ -82,3 +83,5 @@ BUILDS = {
         dict(N=128, STAGES=3, ASSEMBLY=True), dict(num_warps=8),
     ),
 }  # fmt: skip
+BUILDS |= {build.name: build for build in HANDOFF if 90 in build.architectures}
+"""Sound ones, for a tree from whose source the barriers were taken."""

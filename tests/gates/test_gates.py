@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,6 +63,8 @@ def broken(build: dict[str, Any], arch: int) -> str | None:
         return f"{build['stack']} bytes of registers spilled"
     if build["specialising"]:
         return f"compiled anew for other values of {build['specialising']}"
+    if build["unordered"]:
+        return str(build["unordered"])
     return None
 
 
@@ -145,3 +148,29 @@ def test_shared_memory_of_assembly_is_what_is_too_much(arch: int, repository: Pa
 def test_an_fp8_store_compiles_where_the_hardware_has_it(repository: Path) -> None:
     (result,) = lines(repository, "tests.gates.compile_for", "89", "refused")
     assert broken(result, 89) is None
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        ("publish", "between a store of all threads and the release"),
+        ("stage", "between a store of all threads and the release"),
+        ("wait and hand 8 rows back", "between the acquire and a load"),
+    ],
+)
+def test_a_kernel_without_its_barriers_is_told_from_a_sound_one(
+    build: str, says: str, repository: Path, tmp_path: Path
+) -> None:
+    for package in ("indexer_service", "attention_worker", "tests", "client", "proto"):
+        (tmp_path / package).symlink_to(repository / package)
+    shutil.copytree(repository / "ipc_handoff", tmp_path / "ipc_handoff")
+    taken = 0
+    for path in (tmp_path / "ipc_handoff").rglob("*.py"):
+        parts = path.read_text().split("tl.debug_barrier()")
+        path.write_text("pass".join(parts))
+        taken += len(parts) - 1
+    assert taken >= 6
+    (result,) = lines(tmp_path, "tests.gates.compile_for", "90", build)
+    assert says in (broken(result, 90) or "")
+    (result,) = lines(repository, "tests.gates.compile_for", "90", build)
+    assert broken(result, 90) is None

@@ -1,7 +1,8 @@
 """Every load, store and atomic of an interpreted kernel is checked. Importing this installs it.
 
-Lanes must lie within the storage of one of the kernel's arguments, two lanes of a store must not
-meet, and what programs and threads do at one address must be ordered (`ordering.py`).
+Lanes must lie within the storage of one of the kernel's arguments (or of `also_allowed`), two
+lanes of a store must not meet, and what programs and threads do at one address must be ordered
+(`ordering.py`).
 """
 
 from collections.abc import Sequence
@@ -77,6 +78,9 @@ class _Everywhere:
 
 _watch: _Watch | None = None
 
+also_allowed: list[Tensor] = []
+"""Memory that a kernel may touch though it is no argument: it is given addresses in it."""
+
 launched: set[str] = set()
 """module:function of every kernel that was interpreted."""
 
@@ -114,7 +118,8 @@ def _launch(self: Any, *arguments: Any, **named: Any) -> Any:
     global _watch
     launched.add(f"{self.fn.__module__}:{self.fn.__name__}")
     everything = (*arguments, *named.values())
-    _watch = _Watch([argument for argument in everything if isinstance(argument, Tensor)])
+    tensors = [argument for argument in everything if isinstance(argument, Tensor)]
+    _watch = _Watch([*tensors, *also_allowed])
     try:
         return _run_grid(self, *arguments, **named)
     finally:

@@ -20,7 +20,7 @@ from indexer_service.kernels.topk.memory import select_from_memory
 _BLOCK_KEYS = 64
 _STAGES = 2
 _WARPS = 4
-_LIST_BLOCK = 1024
+_LIST_BLOCK = 2048
 """Scores that are looked at together."""
 
 

@@ -1,0 +1,86 @@
+"""What is compiled of the hand-over."""
+
+from typing import Any
+
+from tests.gates.kernels import ARCHITECTURES, Build
+
+_HERE = "ipc_handoff.kernels"
+_OLD = tuple(arch for arch in ARCHITECTURES if arch < 90)
+_NEW = tuple(arch for arch in ARCHITECTURES if arch >= 90)
+
+_TYPES = (
+    dict.fromkeys(("state", "order", "told", "step_word", "closing", "progress"), "*i64")
+    | dict.fromkeys(
+        ("decision", "live", "arrived", "query_start", "seq_lens", "block_table", "out"), "*i32"
+    )
+    | dict(q="*u8", weights="*fp32")
+    | dict.fromkeys(
+        (
+            "ordinal", "first", "rows", "requests", "given", "needed", "table_width", "cells",
+            "gate", "stamped",
+        ),
+        "i32",
+    )
+    | dict.fromkeys(
+        (
+            "step", "attachment", "table_stride", "staging", "answers", "staging_slot",
+            "answer_slot", "query_start_at", "seq_lens_at", "table_at", "stamps", "stamp_stride",
+            "q_stride", "weights_stride", "q_at", "weights_at", "bound", "out_stride",
+        ),
+        "i64",
+    )
+)  # fmt: skip
+
+_ARGUMENTS = {
+    "publish": "query_start seq_lens block_table state arrived step attachment rows requests given "
+    "needed table_stride staging answers staging_slot answer_slot query_start_at seq_lens_at "
+    "table_at table_width stamps cells",
+    "stage": "q weights state decision arrived ordinal first rows q_stride weights_stride q_at "
+    "weights_at",
+    "wait": "state decision order told out ordinal bound rows out_stride",
+    "hand_back": "state decision out ordinal out_stride",
+    "gate": "step_word live closing staging answers gate ordinal bound stamps stamped stamp_stride "
+    "cells",
+    "done": "step_word live progress answers ordinal stamps stamped stamp_stride",
+}
+_UNALIGNED = {
+    "publish": ("query_start", "seq_lens", "block_table"),
+    "stage": ("q", "weights"),
+    "wait": ("out",),
+    "hand_back": ("out",),
+}
+
+
+def _build(name: str, label: str, warps: int, pdl: bool | None, **constants: Any) -> Build:
+    if pdl is not None:
+        constants["PDL"] = pdl
+    return Build(
+        f"{name} {label}".strip(),
+        f"{_HERE}.{name}:{name}_kernel",
+        {argument: _TYPES[argument] for argument in _ARGUMENTS[name].split()},
+        {**constants, "PTX": True},
+        dict(num_warps=warps),
+        ARCHITECTURES if pdl is None else _NEW if pdl else _OLD,
+        unaligned=_UNALIGNED.get(name, ()),
+    )
+
+
+BUILDS = [
+    _build("publish", "", 4, None, BLOCK=512),
+    *(
+        build
+        for pdl in (False, True)
+        for build in (
+            _build("stage", "", 8, pdl, Q_BYTES=8192, HEADS=64, BLOCK_Q=8192, BLOCK_H=64,
+                   VECTOR=16),
+            _build("stage", "48 heads, unaligned", 8, pdl, Q_BYTES=6144, HEADS=48, BLOCK_Q=8192,
+                   BLOCK_H=64, VECTOR=1),
+            _build("wait", "", 1, pdl, ROWS=0, K=2048, BLOCK=2048, VECTOR=16),
+            _build("wait", "and hand 8 rows back", 16, pdl, ROWS=8, K=2048, BLOCK=2048, VECTOR=16),
+            _build("hand_back", "", 8, pdl, K=2048, BLOCK=2048, VECTOR=16),
+            _build("hand_back", "k 100, unaligned", 8, pdl, K=100, BLOCK=128, VECTOR=4),
+            _build("gate", "", 1, pdl),
+            _build("done", "", 1, pdl),
+        )
+    ),
+]  # fmt: skip
