@@ -1,0 +1,169 @@
+"""A worker on a GPU and the services that it lives beside: started, killed, started again.
+
+`python -m tests.attention_worker.worker_program FOLDER PLACEMENT SERVICE_DEVICE` prints one JSON
+line of what happened. A process of its own: MPS must be there before its first use of the GPU.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from attention_worker.device_session import DeviceIndexer
+from attention_worker.device_steps import DeviceSteps
+from attention_worker.placements import Placement
+from indexer_client import ClientSettings, IndexerError
+from indexer_client.control_plane import ControlPlane
+from ipc_handoff.banks import ANSWERS, STAGING
+from ipc_handoff.regions import TensorSpec
+from tests.attention_worker.gpu_worker import GEOMETRY, Captured, GpuSteps
+
+REQUESTS = 8
+STEPS = 50
+ATTACHED_AT, KILLED_AT, BACK_AT = 6, 20, 30
+READY_SECONDS = 120.0
+
+
+class Services:
+    """Service processes at one address."""
+
+    def __init__(self, folder: Path, device: int) -> None:
+        self.address = f"unix:{folder}/d/i.sock"
+        self._arguments = [f"{folder}/d/i.sock", f"cuda:{device}"]
+        self._log = (folder / "service.log").open("a")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "tests.attention_worker.service_program"]
+        self._process = subprocess.Popen(
+            [*command, *self._arguments], stdout=self._log, stderr=self._log
+        )
+
+    def wait_until_it_serves(self) -> None:
+        settings = ClientSettings(address=self.address, rpc_timeout_seconds=2.0)
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            control_plane = ControlPlane(settings)
+            try:
+                if control_plane.get_status().serving:
+                    return
+            except IndexerError:
+                time.sleep(0.02)
+            finally:
+                control_plane.close()
+        raise TimeoutError("the service does not serve")
+
+    def kill(self) -> None:
+        """SIGKILL, without waiting for its end."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+def poison(indexer: DeviceIndexer) -> None:
+    """Fill all banks: what was never written must not look like an answer."""
+    for bank in indexer._caretaker._pool._free:
+        for name in (STAGING, ANSWERS):
+            memory = bank.memories[name]
+            spec = TensorSpec((memory.byte_size,), torch.uint8)
+            memory.tensor(0, memory.byte_size, spec, name).fill_(0xAB)
+    torch.cuda.synchronize()
+
+
+def begin(indexer: DeviceIndexer, case: Any) -> float:
+    """`begin_step`, which must not wait for the device; its milliseconds."""
+    began = time.perf_counter()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        indexer.begin_step(case.inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return (time.perf_counter() - began) * 1000
+
+
+def live(folder: Path, placement: str, service_device: int) -> dict[str, Any]:
+    steps = GpuSteps(torch.device("cuda", 0))
+    services = Services(folder, service_device)
+    services.start()  # comes up meanwhile
+    settings = ClientSettings(
+        address=services.address, placement=placement, reattach_seconds=0.1,
+        rpc_timeout_seconds=READY_SECONDS,
+    )  # fmt: skip
+    indexer = DeviceIndexer(
+        GEOMETRY, steps.k_caches, device=torch.device("cuda", 0), settings=settings,
+        service_device=service_device,
+    )  # fmt: skip
+    poison(indexer)
+    if indexer.placement is Placement.PEER_GPU:
+        for layer, cache in steps.k_caches.items():
+            indexer._shared[layer].tensor.copy_(cache)
+    DeviceSteps.warm_up(indexer, (1,))
+    told: dict[str, Any] = {"placement": str(indexer.placement), "why": indexer.placement_reason}
+    cases = [steps.case(number, 1 + number % REQUESTS) for number in range(1, STEPS + 1)]
+    wrong: list[str] = []
+    answered: list[int] = []
+    host_ms: list[float] = []
+    step_ms: list[float] = []
+    captured = Captured(indexer, steps, REQUESTS, 1)
+    try:
+        indexer.start()
+        for number, case in enumerate(cases, start=1):
+            if number == ATTACHED_AT:
+                indexer.wait_attached(READY_SECONDS)
+                told["reasons"] = indexer.reasons
+            if number == BACK_AT:
+                services.start()
+                services.wait_until_it_serves()
+                began = time.monotonic()
+                indexer.wait_attached(READY_SECONDS)
+                told["seconds_to_attach_again"] = round(time.monotonic() - began, 2)
+            host_ms.append(begin(indexer, case))
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            captured.replay(case)
+            if number == KILLED_AT:
+                services.kill()
+            bad = captured.wrong(case)
+            step_ms.append((time.perf_counter() - began) * 1000)
+            wrong += [f"step {number}, {line}" for line in bad]
+            answered.append(indexer.statistics.answered_layers)
+            if number == KILLED_AT + 2:
+                told["last_error_without_a_service"] = str(indexer.last_error)
+        statistics = indexer.statistics
+        told["stamps"] = indexer.stamps(STEPS) is not None
+    finally:
+        indexer.close()
+        services.close()
+    captured.graph.replay()
+    torch.cuda.synchronize()
+    told |= {
+        "wrong": wrong[:5], "answered": answered, "statistics": str(statistics),
+        "detachments": statistics.detachments, "attachments": statistics.attachments,
+        "host_ms_most": round(max(host_ms[1:]), 3),
+        "host_ms_median": round(sorted(host_ms)[len(host_ms) // 2], 3),
+        "step_ms_at_the_kill": [round(ms, 2) for ms in step_ms[KILLED_AT - 2 : KILLED_AT + 3]],
+        "step_ms_median": round(sorted(step_ms)[len(step_ms) // 2], 3),
+    }  # fmt: skip
+    return told
+
+
+def main(folder: str, placement: str, service_device: str) -> None:
+    with patch("indexer_service.kernels.warm_up.tuned_operations", lambda *arguments: iter(())):
+        print(json.dumps(live(Path(folder), placement, int(service_device))), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
