@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.attachment import Attachment
+from indexer_service.device_step import DeviceStep, StageTimes, is_traced
 from indexer_service.device_stream import DeviceStream, Mark, told_when_lost
 from indexer_service.engine import Engine
 from indexer_service.engines.triton import TritonEngine
@@ -21,60 +22,15 @@ from indexer_service.kernels.device_inputs import FAULT_WORDS, pack_numbers
 from indexer_service.plans import check_plan
 from indexer_service.session_regions import DeviceViews
 from indexer_service.step_graphs import GraphKey, StepGraphs, key_of, shape_of
-from indexer_service.step_inputs import k_caches_of, report_faults
+from indexer_service.step_inputs import k_caches_of
 from indexer_service.step_kernels import RESULT_HEAD, STEP_WORDS, StepKernels, StepShape
 from indexer_service.step_slots import StepSlot, StepSlots
-from ipc_handoff.kernels.clock import ClockOffset, clock_offset
-from ipc_handoff.kernels.words import GateEnd
-from ipc_handoff.stages import SERVICE_STAGES
-from ipc_handoff.stamps import StepTimes
+from ipc_handoff.kernels.clock import clock_offset
 
 _SPIN_SECONDS = 0.001
 # A graph takes longer to make than a worker waits: only where no step has come for so long.
 _IDLE_SECONDS = 0.5
-_SAMPLED = 1
 _NANOSECONDS = 1_000_000_000
-
-_WHY = {
-    GateEnd.LATE: "gate: the worker did not come within {bound} s",
-    GateEnd.NEWER: "the worker has published a newer step",
-    GateEnd.DETACHED: "the worker detached",
-    GateEnd.CLOSING: "the session is closing",
-}
-
-
-class _DeviceStep:
-    """A step on the stream."""
-
-    def __init__(
-        self, executor: "DeviceExecutor", plan: pb.StepPlan, report: pb.StepReport,
-        offsets: Sequence[int], slot: StepSlot, mark: Mark,
-    ) -> None:  # fmt: skip
-        self._executor = executor
-        self._plan, self._report = plan, report
-        self._offsets = offsets
-        self._slot = slot
-        self._mark = mark
-        self._times: StepTimes | None = None
-
-    def is_finished(self) -> bool:
-        with told_when_lost():
-            return self._mark.query()
-
-    def finish(self) -> None:
-        plan, slot = self._plan, self._slot
-        live, reason, answered = slot.live
-        faults = slot.faults(plan.requests)
-        self._times = self._executor.times_of(plan, slot)
-        self._executor.give_back(slot)
-        self._report.answered_layers.extend(plan.layers[:answered])
-        if live or answered:  # otherwise a newer step's data may have been what was looked at
-            report_faults(self._report, faults, self._offsets)
-        if not live:
-            raise StepCancelled(_WHY[GateEnd(reason)].format(bound=self._executor.gate_bound))
-
-    def times(self) -> StepTimes | None:
-        return self._times
 
 
 class DeviceExecutor:
@@ -104,7 +60,7 @@ class DeviceExecutor:
         self._bank = bank
         assert isinstance(engine, TritonEngine)
         self._engine = engine
-        self.gate_bound = gate_bound_seconds
+        self._gate_bound = gate_bound_seconds
         self._stamped = stamped
         self._is_closing = is_closing
         self._make_stream = make_stream
@@ -112,14 +68,13 @@ class DeviceExecutor:
         self._stream: DeviceStream | None = None
         self._kernels: StepKernels | None = None
         self._slots: StepSlots | None = None
-        self._clock: ClockOffset | None = None
+        self._stages: StageTimes | None = None
         self._graphs = StepGraphs(attachment.geometry)
         self._caches: list[Tensor] | None = None
         self._launched = 0
         self._begun_at = 0.0
         self._is_lost = False
         self.last_step = 0
-        self.lost_stamps = 0
         self.most_in_flight = attachment.geometry.slots
         self.spin_seconds = _SPIN_SECONDS
 
@@ -136,7 +91,7 @@ class DeviceExecutor:
         with self._stream.current():
             self._kernels = StepKernels(
                 geometry, device, self._bank.staging_address, self._bank.answers_address,
-                int(self.gate_bound * _NANOSECONDS), self._engine.workspace,
+                int(self._gate_bound * _NANOSECONDS), self._engine.workspace,
             )  # fmt: skip
             plan, result = self._kernels.plan, self._kernels.result
             cells = len(self._kernels.stamps_of(0))
@@ -151,7 +106,8 @@ class DeviceExecutor:
                 ]
             )
             if self._stamped:
-                self._clock = clock_offset(device)
+                exported = self._at.control.bells.exported
+                self._stages = StageTimes(clock_offset(device), len(self._ordinals), exported)
             # What was zeroed above is what the first step must find.
             self._stream.synchronize()
         self._prepare_caches()
@@ -198,7 +154,9 @@ class DeviceExecutor:
         except BaseException:
             self._after_failure(plan.step, slot)
             raise
-        return _DeviceStep(self, plan, report, offsets, slot, mark)
+        return DeviceStep(
+            plan, report, offsets, slot, self._slots, mark, self._stages, self._gate_bound
+        )
 
     def _launch(
         self, plan: pb.StepPlan, offsets: Sequence[int], caches: Sequence[Tensor], slot: StepSlot
@@ -223,7 +181,7 @@ class DeviceExecutor:
                 kernels.launch(self._shape(plan, offsets), caches)
             words = RESULT_HEAD + FAULT_WORDS * plan.requests
             slot.result[:words].copy_(kernels.result[:words], non_blocking=True)
-            if self._wants_times(plan):
+            if self._stages is not None and is_traced(plan):
                 slot.stamps.copy_(kernels.stamps_of(plan.step), non_blocking=True)
             return stream.mark()
 
@@ -236,7 +194,8 @@ class DeviceExecutor:
                 self._on_stream().synchronize()
         except DeviceLost:
             self._is_lost = True
-        self.give_back(slot)
+        assert self._slots is not None
+        self._slots.give_back(slot)
 
     def _shape(self, plan: pb.StepPlan, offsets: Sequence[int]) -> StepShape:
         geometry = self._at.geometry
@@ -272,28 +231,9 @@ class DeviceExecutor:
 
     # Afterwards.
 
-    def times_of(self, plan: pb.StepPlan, slot: StepSlot) -> StepTimes | None:
-        """When the step's stages ended, on the host's clock; None if nobody asks."""
-        if not self._wants_times(plan):
-            return None
-        assert self._clock is not None
-        generation, *cells = slot.stamps.tolist()
-        if generation != plan.step:
-            self.lost_stamps += 1
-            return None
-        stages, offset = len(SERVICE_STAGES), self._clock.offset
-        times = [at + offset if at else 0 for at in cells]
-        layers = range(0, len(self._ordinals) * stages, stages)
-        exported = self._at.control.bells.exported
-        return StepTimes((times[first : first + stages] for first in layers), exported)
-
-    def give_back(self, slot: StepSlot) -> None:
-        """The device uses the slot no more."""
-        assert self._slots is not None
-        self._slots.give_back(slot)
-
-    def _wants_times(self, plan: pb.StepPlan) -> bool:
-        return self._clock is not None and bool(plan.trace.flags & _SAMPLED)
+    @property
+    def lost_stamps(self) -> int:
+        return 0 if self._stages is None else self._stages.lost
 
     def give_up(self, step: int) -> None:
         # What was launched is given up by its gates. The word holds one step: told again, an

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.engine import EngineSettings, create_engine
 from indexer_service.session_regions import SessionRegions
 from indexer_service.settings import Settings
 from ipc_handoff.banks import ANSWERS, BANK_REGIONS, CONTROL, STAGING, k_cache_region
@@ -83,7 +84,9 @@ def here() -> Iterator[Process]:
 @pytest.fixture
 def service(here: Process, tmp_path: Path) -> Iterator[LocalService]:
     settings = Settings(address=f"unix:{tmp_path}/d/i.sock", device="cuda:0")
-    with running(settings) as service:
+    # Steps are computed nowhere here: the GPU is a fake.
+    engine = create_engine("auto", EngineSettings(1 << 20, 1))
+    with running(settings, engine=engine) as service:
         yield service
 
 

@@ -1,0 +1,108 @@
+"""One step on a GPU's stream, from its launch to its report, and the times of its stages."""
+
+from collections.abc import Callable, Sequence
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.device_stream import Mark, told_when_lost
+from indexer_service.executor import StepCancelled
+from indexer_service.step_inputs import report_faults
+from indexer_service.step_slots import StepSlot, StepSlots
+from ipc_handoff.kernels.clock import ClockOffset
+from ipc_handoff.kernels.words import GateEnd
+from ipc_handoff.stages import SERVICE_STAGES
+from ipc_handoff.stamps import StepTimes
+
+_SAMPLED = 1
+
+_WHY = {
+    GateEnd.LATE: "gate: the worker did not come within {bound} s",
+    GateEnd.NEWER: "the worker has published a newer step",
+    GateEnd.DETACHED: "the worker detached",
+    GateEnd.CLOSING: "the session is closing",
+}
+
+
+def is_traced(plan: pb.StepPlan) -> bool:
+    """Whether the times of the step's stages are wanted."""
+    return bool(plan.trace.flags & _SAMPLED)
+
+
+class StageTimes:
+    """What the device stamped, on the host's clock.
+
+    Args:
+        clock: of the device.
+        layers: of the session.
+        on_exported: goes with the times.
+
+    Attributes:
+        lost: steps whose stamps were overwritten before they were read.
+    """
+
+    def __init__(self, clock: ClockOffset, layers: int, on_exported: Callable[[int], None]) -> None:
+        self._offset = clock.offset
+        self._cells = layers * len(SERVICE_STAGES)
+        self._on_exported = on_exported
+        self.lost = 0
+
+    def of(self, step: int, block: Sequence[int]) -> StepTimes | None:
+        """Times [layers][stages] from a step's generation and stamps; None if they are lost."""
+        generation, *cells = block
+        if generation != step:
+            self.lost += 1
+            return None
+        times = [at + self._offset if at else 0 for at in cells]
+        stages = len(SERVICE_STAGES)
+        begins = range(0, self._cells, stages)
+        return StepTimes((times[i : i + stages] for i in begins), self._on_exported)
+
+
+class DeviceStep:
+    """A `BegunStep`.
+
+    Args:
+        offsets: first row of each request, and the number of rows.
+        slot: goes back to `slots` when the step is finished.
+        mark: behind the step's last copy.
+        stages: if times are told at all.
+        gate_bound: seconds, for messages.
+    """
+
+    def __init__(
+        self,
+        plan: pb.StepPlan,
+        report: pb.StepReport,
+        offsets: Sequence[int],
+        slot: StepSlot,
+        slots: StepSlots,
+        mark: Mark,
+        stages: StageTimes | None,
+        gate_bound: float,
+    ) -> None:
+        self._plan, self._report = plan, report
+        self._offsets = offsets
+        self._slot, self._slots = slot, slots
+        self._mark = mark
+        self._stages = stages
+        self._gate_bound = gate_bound
+        self._times: StepTimes | None = None
+
+    def is_finished(self) -> bool:
+        with told_when_lost():
+            return self._mark.query()
+
+    def finish(self) -> None:
+        plan, slot = self._plan, self._slot
+        live, reason, answered = slot.live
+        faults = slot.faults(plan.requests)
+        if self._stages is not None and is_traced(plan):
+            self._times = self._stages.of(plan.step, slot.stamps.tolist())
+        self._slots.give_back(slot)
+        self._report.answered_layers.extend(plan.layers[:answered])
+        if live or answered:  # otherwise a newer step's data may have been what was looked at
+            report_faults(self._report, faults, self._offsets)
+        if not live:
+            raise StepCancelled(_WHY[GateEnd(reason)].format(bound=self._gate_bound))
+
+    def times(self) -> StepTimes | None:
+        return self._times
