@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
@@ -38,6 +39,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["IndexerService"].full_name
 _TRACE_SERVICE_NAME = "dsa-indexer-service"
 _CALLS_A_CONNECTION = 128
 _LOOK_SECONDS = 0.5
+# Read when the GPU's context is made. By default streams share 8 queues of the hardware: a gate
+# that waits in one session's stream would hold up another session's.
+_CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -65,6 +69,7 @@ class Service:
         interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
     ) -> None:
         self._settings = settings
+        os.environ.setdefault(*_CONNECTIONS)
         self._device = service_device(settings.device)
         self._engine = _engine(settings, self._device) if engine is None else engine
         self._observer = observer
