@@ -122,7 +122,7 @@ def test_a_wrong_argument_is_named_with_its_fix(name: str, arguments: dict[str, 
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 132, 133, 5000])
-@pytest.mark.parametrize("longest", [1, 8192, 8193, 65_536, 1 << 20, 1 << 30])
+@pytest.mark.parametrize("longest", [1, 8192, 8193, 16_385, 65_536, 1 << 20, 1 << 30])
 @pytest.mark.parametrize("k", [1, 2048, 4096, 10_000])
 def test_a_plan_fits_the_gpu_and_what_it_says_about_memory(rows: int, longest: int, k: int) -> None:
     chosen = plan.choose(rows, longest, k, processors=132)
@@ -146,6 +146,6 @@ def test_no_plan_expects_more_candidates_than_it_has_registers_for() -> None:
 
 
 def test_short_rows_are_never_split() -> None:
-    for longest in (0, 4096, 8192):
+    for longest in (0, 4096, 8192, 16_384):
         assert plan.choose(1, longest, 2048, processors=132).splits == 1
-    assert plan.candidate_bytes(1, 8192, 2048, processors=132) < 100
+    assert plan.candidate_bytes(1, 16_384, 2048, processors=132) < 100

@@ -265,7 +265,8 @@ def hopper_kernel(
                 score = gl.reshape(twice_weighted_sum(products, weight, 1, HEADS), [BLOCK_N])
                 score = gl.convert_layout(score, gl.SliceLayout(1, PRODUCTS)) * 0.5 * scale
                 if row_at is not None:
-                    gl.store(to + j * row_step + position, score)
+                    # The keys that stream through must not drive scores out of the L2 cache.
+                    gl.store(to + j * row_step + position, score, eviction_policy="evict_last")
                 else:
                     length = row_length(
                         seq_lens, request, j, True, length_request, length_row, back, limit, NEXT_N

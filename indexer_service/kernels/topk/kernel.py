@@ -43,11 +43,14 @@ CANDIDATES_IN_MEMORY = tl.constexpr(4)
 
 
 @triton.jit
-def _asked(row, row_at, row_start, row_end, given, width):
-    """What the arguments say about a row, or what stands for it where they do not."""
-    at = tl.load(row_at + row, mask=(given & ROW_AT) != 0, other=0)
-    start = tl.load(row_start + row, mask=(given & ROW_START) != 0, other=0)
-    end = tl.load(row_end + row, mask=(given & ROW_END) != 0, other=width)
+def _asked(row, rows, row_at, row_start, row_end, given, width):
+    """What the arguments say about a row, or what stands for it where they do not. Of a row that
+    is not there nothing is read: a program must not wait for that at its end.
+    """
+    inside = row < rows
+    at = tl.load(row_at + row, mask=inside & ((given & ROW_AT) != 0), other=0)
+    start = tl.load(row_start + row, mask=inside & ((given & ROW_START) != 0), other=0)
+    end = tl.load(row_end + row, mask=inside & ((given & ROW_END) != 0), other=width)
     return at, start, end
 
 
@@ -84,13 +87,15 @@ def topk_kernel(
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
+        # Launching the next kernel takes a while; it waits by itself for this one's end.
+        tl.extra.cuda.gdc_launch_dependents()
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     split = tl.program_id(1)
     splits = tl.num_programs(1)
     on = tl.load(enabled, mask=(given & ENABLED) != 0, other=1) != 0
     # Read side by side, and before anything is computed.
-    at, start, end = _asked(program, row_at, row_start, row_end, given, width)
+    at, start, end = _asked(program, rows, row_at, row_start, row_end, given, width)
     capacity = groups * GROUP
     mine = candidates + program.to(tl.int64) * splits * (2 * capacity)
     counts_here = counts + program * splits
@@ -150,7 +155,6 @@ def topk_kernel(
                 tl.where(listed, mine, base + first), counts_here, tl.where(listed, active, 1),
                 length, capacity, listed, k, shift, to, BLOCK // 4,
             )  # fmt: skip
-        following = tl.minimum(row + programs, rows - 1)
-        at, start, end = _asked(following, row_at, row_start, row_end, given, width)
+        at, start, end = _asked(row + programs, rows, row_at, row_start, row_end, given, width)
         # The next row's candidates go where this one's are still being read.
         tl.debug_barrier()

@@ -42,8 +42,11 @@ class Plan:
 
 SHORT = Sizes(warps=8, registers=128, block=4096, sample=2048, tile=8192)
 """Two programs have room on a multiprocessor."""
-LONG = Sizes(warps=16, registers=128, block=4096, sample=8192, tile=16384)
-CONFIGURATIONS = (SHORT, LONG)
+STREAMED = Sizes(warps=16, registers=128, block=8192, sample=2048, tile=8192)
+"""For rows that are too long to be selected from in registers."""
+LONG = Sizes(warps=16, registers=128, block=4096, sample=8192, tile=16384, small=16384)
+"""For rows that just fit, and for so long ones (or so large k) that a larger sample is needed."""
+CONFIGURATIONS = (SHORT, STREAMED, LONG)
 """Every kernel that `choose` can ask for."""
 
 MOST_SPLITS = 64
@@ -62,7 +65,12 @@ _BYTES_PER_COUNT = 4
 
 def choose(rows: int, longest: int, k: int, *, processors: int) -> Plan:
     """The plan for so many rows, none longer than `longest`."""
-    sizes = SHORT if most_candidates(longest, k, SHORT) <= SHORT.tile else LONG
+    if longest <= SHORT.small:
+        sizes = SHORT
+    elif longest > LONG.small and most_candidates(longest, k, STREAMED) <= STREAMED.tile:
+        sizes = STREAMED
+    else:
+        sizes = LONG
     listed = sizes.small < longest and k <= sizes.capacity
     groups = -(-min(sizes.capacity, longest) // GROUP) if listed else 1
     useful = -(-longest // sizes.block) if longest > sizes.small else 1

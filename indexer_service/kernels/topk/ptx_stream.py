@@ -53,13 +53,15 @@ def candidates(sample: int, warps: int, slack: int, capacity: int) -> str:
             ".reg .b32 hash, pivot, count, window, limit, until, ahead, at_map, at_list;",
             ".reg .b32 word0, word1, word2, word3, set, bit, unit, begin, units, last, slot, room;",
             f".reg .pred inside, outside, one_lane, there<{_GATHERED}>;",
-            # The first scores are on their way while the pivot is found.
+        ],
+        # The pivot waits for its sample. Behind that, the first scores are on their way meanwhile.
+        _sample(keyed, threads),
+        [
             f"mad.lo.u32 ahead, warp, {32 * _LOADS}, lane;",
             "add.s32 ahead, ahead, $3;",
             "mov.b32 until, $4;",
         ],
         *(_load(name, f"HEAD_{name}", warps) for name in _BUFFERS[:_BEFORE]),
-        _sample(keyed, threads),
         keys(keyed),
         ["mov.b32 wanted, $9;"],
         search(keyed, warps, slack, "SAMPLE"),
