@@ -68,8 +68,8 @@ class CudaMemory(SharedMemory):
 
     Attributes:
         pointer: address of the first byte in this process.
-        device: ordinal of the GPU that owns the memory or, of opened memory, that it was opened
-            for.
+        device: ordinal of the GPU whose kernels use it: the one that holds the memory or, of a
+            peer's memory, the one that it was opened for. torch shows tensors on it there.
         export: what a peer opens it by.
     """
 
@@ -144,9 +144,10 @@ class CudaMemory(SharedMemory):
         held = _exported.get(export)
         if held is not None:
             return cls(held, held.address, device, export)
+        holder = _visible(export, field_name)
         opened = _openings.open(export, owner, device, field_name)
         try:
-            _check_opened(opened.address, export, device, field_name)
+            _check_opened(opened.address, export, device, holder, field_name)
         except RegionError:
             del opened  # Closed now, and not when the error's traceback goes.
             raise
@@ -229,7 +230,20 @@ class _Openings:
 _openings = _Openings()
 
 
-def _check_opened(address: int, export: CudaExport, device: int, field_name: str) -> None:
+def _visible(export: CudaExport, field_name: str) -> int:
+    """Ordinal of the memory's GPU: of memory on another one nobody could say where it lies."""
+    holder = cuda.device_of_uuid(export.gpu_uuid)
+    if holder is None:
+        raise RegionUnavailable(
+            f"{field_name}.cuda_ipc.gpu_uuid: {export.gpu_uuid!r} is not visible to this process "
+            "(fix: name it in CUDA_VISIBLE_DEVICES)"
+        )
+    return holder
+
+
+def _check_opened(
+    address: int, export: CudaExport, device: int, holder: int, field_name: str
+) -> None:
     """What the peer says about its memory, against what the driver says."""
     field = f"{field_name}.cuda_ipc"
     _, byte_size = cuda.address_range(device, address, f"{field}.handle")
@@ -238,11 +252,10 @@ def _check_opened(address: int, export: CudaExport, device: int, field_name: str
             f"{field_name}.byte_size: bytes {export.offset} to {export.offset + export.byte_size} "
             f"of an allocation of {byte_size} (fix: stay inside the allocation)"
         )
-    holder = cuda.holder_of(device, address)
-    if holder is not None and cuda.device_uuid(holder) != export.gpu_uuid:
+    if (found := cuda.holder_of(device, address)) != holder:
         raise RegionUnavailable(
-            f"{field}.gpu_uuid: {export.gpu_uuid!r}, but the memory lies on "
-            f"{cuda.device_uuid(holder)!r} (fix: the UUID of the memory's GPU)"
+            f"{field}.gpu_uuid: {export.gpu_uuid!r}, but the memory lies on device {found} "
+            "(fix: the UUID of the memory's GPU)"
         )
 
 

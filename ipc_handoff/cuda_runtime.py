@@ -246,14 +246,17 @@ def address_range(ordinal: int, pointer: int, field: str) -> tuple[int, int]:
 
 
 def holder_of(ordinal: int, pointer: int) -> int | None:
-    """Ordinal of the GPU that holds device memory; None if this process does not see it.
+    """Ordinal of the GPU that holds device memory, which must be visible to this process.
+
+    The runtime's attribute of the same name, which torch goes by, says of opened memory what it
+    was opened for.
 
     Args:
         ordinal: of the GPU that the memory was allocated or opened for.
     """
     with on_device(ordinal):
         holder = _pointer_attribute("DEVICE_ORDINAL", pointer)
-    return None if holder is None or holder < 0 else int(holder)
+    return None if holder is None else int(holder)
 
 
 def exportable_allocation(ordinal: int, pointer: int, field: str) -> Allocation:

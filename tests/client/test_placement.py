@@ -1,6 +1,7 @@
 """Where the service works: what a worker asks for, shares and accepts."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from indexer_client import AttachRefused, ClientSettings, Session, Source
 from indexer_client.agreement import check_opened
 from indexer_client.attachment import Attachment, AttachRequest, worker_identity
 from indexer_client.control_plane import ControlPlane
+from indexer_service.engine import EngineSettings, create_engine
 from indexer_service.settings import Settings
 from ipc_handoff.banks import ANSWERS, BANK_REGIONS, CONTROL, STAGING, BankPool
 from ipc_handoff.cuda_regions import CudaMemory
 from ipc_handoff.device_banks import DeviceBank
 from ipc_handoff.regions import SharedTensor
-from tests.service.support import GEOMETRY
+from tests.service.support import GEOMETRY, LocalService
 from tests.service.support import running as service_running
 from tests.support.fake_cuda import Machine, Process, running_as
 from tests.support.workloads import Checker, RandomSteps, Shape
@@ -93,6 +95,12 @@ def here() -> Iterator[Process]:
         yield process
 
 
+def gpu_service(address: str) -> AbstractContextManager[LocalService]:
+    """On a GPU that is a fake: no step is computed there."""
+    engine = create_engine("auto", EngineSettings(1 << 20, 1))
+    return service_running(Settings(address=address, device="cuda:0"), engine=engine)
+
+
 def test_memory_is_registered_as_what_it_is(
     here: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +123,7 @@ def test_memory_is_registered_as_what_it_is(
     pool = BankPool(lambda number: DeviceBank(GEOMETRY, number, 0, 0), 1)
     bank = pool.take()
     assert bank is not None
-    with service_running(Settings(address=settings.address, device="cuda:0")) as service:
+    with gpu_service(settings.address) as service:
         attachment = Attachment(request, bank, lambda: None, lambda steps: None)
         attachment.open()
         (session,) = service.status().sessions
@@ -147,7 +155,7 @@ def test_a_service_that_cannot_have_the_placement_is_refused(here: Process, tmp_
     pool = BankPool(lambda number: DeviceBank(GEOMETRY, number, 0, 0), 1)
     bank = pool.take()
     assert bank is not None
-    with service_running(Settings(address=settings.address, device="cuda:0")):
+    with gpu_service(settings.address):
         attachment = Attachment(request, bank, lambda: None, lambda steps: None)
         with pytest.raises(Exception, match=r"placement: PLACEMENT_MPS, .*\(fix: "):
             attachment.open()

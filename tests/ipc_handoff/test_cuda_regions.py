@@ -241,7 +241,8 @@ def test_another_owner_with_the_same_handle_is_refused(worker: Process, here: Pr
         ({"byte_size": SIZE + 1}, r"answers\.byte_size: bytes 0 to 4097 of an allocation of 4096"),
         ({"offset": SIZE}, r"answers\.byte_size: bytes 4096 to 8192 of an allocation"),
         ({"byte_size": 0}, r"answers\.byte_size"),
-        ({"gpu_uuid": "GPU-2"}, r"answers\.cuda_ipc\.gpu_uuid: 'GPU-2', but the memory lies on"),
+        ({"gpu_uuid": "GPU-2"}, r"answers\.cuda_ipc\.gpu_uuid: 'GPU-2' is not visible"),
+        ({"gpu_uuid": Machine().uuid(1)}, r"answers\.cuda_ipc\.gpu_uuid: .*lies on device 0"),
         ({"handle": bytes(64)}, r"answers\.cuda_ipc\.handle: cannot be opened: CUDA_ERROR_INVALID"),
     ],
 )
@@ -256,10 +257,13 @@ def test_what_a_peer_says_wrong_is_refused_and_nothing_stays_open(
     assert whole(opened(export)).tolist() == [1] * SIZE
 
 
-def test_memory_on_a_gpu_that_is_not_visible_is_opened_on_trust(machine: Machine) -> None:
+def test_memory_on_a_gpu_that_is_not_visible_is_refused_unopened(machine: Machine) -> None:
+    """The driver would open it, and could not say where it lies."""
     memory, export = own(Process(machine, 100), 3)
-    with running_as(Process(machine, 300, visible=(1,))):
-        assert whole(opened(export)).tolist() == [3] * SIZE
+    with running_as(Process(machine, 300, visible=(1,))) as here:
+        with pytest.raises(RegionUnavailable, match=r"gpu_uuid: .*CUDA_VISIBLE_DEVICES"):
+            opened(export)
+        assert here.opened == 0
     memory.close()
 
 

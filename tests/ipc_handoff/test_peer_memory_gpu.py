@@ -1,5 +1,6 @@
 """Kernels on one GPU that use shared memory of another, between two processes and within one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from ipc_handoff import cuda_runtime
 from ipc_handoff.banks import STAGING
 from ipc_handoff.cuda_regions import CudaMemory
 from ipc_handoff.device_banks import DeviceBank
+from ipc_handoff.errors import RegionUnavailable
 from tests.ipc_handoff.cuda_children import SIZE, pattern, read, whole
 from tests.ipc_handoff.support import GEOMETRY, peer
 
@@ -55,7 +57,20 @@ def test_a_kernel_reads_and_writes_another_process_s_memory_on_another_gpu() -> 
         assert torch.equal(here.cpu(), pattern(SIZE, 50))
         copy(1, pattern(SIZE, 51).to("cuda:1"), At(memory.pointer), SIZE)
         assert owner.ask("get 4321") == str(int(pattern(SIZE, 51)[4321]))
-        assert whole(memory).device == torch.device("cuda:0")
+        # Opened for its kernels, it is that GPU's for torch.
+        assert whole(memory).device == torch.device("cuda:1")
+        assert cuda_runtime.holder_of(1, memory.pointer) == 0
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_memory_that_says_the_other_gpu_is_refused(device: int) -> None:
+    with peer("own", program="cuda_children") as owner:
+        export = read(owner.ask("allocate 60"))
+        wrong = replace(export, gpu_uuid=cuda_runtime.device_uuid(1))
+        with pytest.raises(RegionUnavailable, match=r"answers\.cuda_ipc\.gpu_uuid: .*lies on"):
+            CudaMemory.open(wrong, owner="child", device=device, field_name="answers")
+        memory = CudaMemory.open(export, owner="child", device=device, field_name="answers")
+        assert torch.equal(whole(memory).cpu(), pattern(SIZE, 60))
 
 
 def test_a_worker_s_kernel_writes_its_bank_s_staging_on_the_service_s_gpu() -> None:
