@@ -32,6 +32,17 @@ _SPIN_SECONDS = 0.001
 _IDLE_SECONDS = 0.5
 _NANOSECONDS = 1_000_000_000
 
+_MIXED = StepShape(
+    slot=0,
+    decode_requests=1,
+    rows_per_decode=1,
+    offsets=(0, 1, 2),
+    length_bounds=(1, 1),
+    columns=1,
+    ordinals=(0,),
+)
+"""One decode request and one prefill request, in the first layer."""
+
 
 class DeviceExecutor:
     """See `Executor`. Everything of CUDA is made and used in the runner's thread.
@@ -128,7 +139,14 @@ class DeviceExecutor:
             return False
         self._engine.prepare(self._at.geometry, caches, 1, self._is_closing)
         self._caches = caches
-        with self._on_stream().current():
+        stream, kernels = self._on_stream(), self._kernels
+        assert kernels is not None
+        with stream.current():
+            if not self.last_step:
+                # Compiles the rest. All words are 0, and so is the step: no gate waits. Nobody
+                # looks at answers of no step.
+                kernels.launch(_MIXED, caches[:1])
+                stream.synchronize()
             self._graphs.make_all(1, self._capture)
         return True
 

@@ -1,8 +1,10 @@
 """One attachment's stream of a GPU: what is launched there waits for nobody else's work."""
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -33,9 +35,10 @@ class DeviceStream:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._handle = _create(device.index)
+        self._handle = _take(device.index)
         self._stream = torch.cuda.ExternalStream(self._handle, device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
+        self._graphs: WeakSet[Any] = WeakSet()
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -59,7 +62,7 @@ class DeviceStream:
 
     def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
         """What `launch` launches, as one launch. Graphs of one stream share their temporaries."""
-        if self._pool is None:
+        if not self._graphs:  # torch does not take up a pool whose last graph is gone
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Not `torch.cuda.graph`: it waits for the whole device. Other threads go on meanwhile.
@@ -68,6 +71,7 @@ class DeviceStream:
             launch()
         finally:
             graph.capture_end()
+        self._graphs.add(graph)
         return graph.replay
 
     def synchronize(self) -> None:
@@ -76,8 +80,23 @@ class DeviceStream:
 
     def close(self) -> None:
         """After `synchronize`; graphs that were captured here are gone."""
-        self._pool = None
-        _destroy(self.device.index, self._handle)
+        _give_back(self.device.index, self._handle)
+
+
+# torch's allocators go on using a stream by its handle, for memory that was used there: it must
+# never be destroyed.
+_free: defaultdict[int, deque[int]] = defaultdict(deque)
+
+
+def _take(ordinal: int) -> int:
+    """A stream that nobody uses."""
+    with suppress(IndexError):
+        return _free[ordinal].popleft()
+    return _create(ordinal)
+
+
+def _give_back(ordinal: int, handle: int) -> None:
+    _free[ordinal].append(handle)
 
 
 def _create(ordinal: int) -> int:
@@ -90,13 +109,6 @@ def _create(ordinal: int) -> int:
     if error != driver.CUresult.CUDA_SUCCESS:
         raise DeviceLost(f"cuStreamCreateWithPriority: {error.name}")
     return int(stream)
-
-
-def _destroy(ordinal: int, handle: int) -> None:
-    from cuda.bindings import driver
-
-    with cuda.on_device(ordinal):
-        driver.cuStreamDestroy(driver.CUstream(handle))
 
 
 @contextmanager

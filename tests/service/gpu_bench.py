@@ -62,7 +62,7 @@ class GpuBench:
         engine: TritonEngine,
         *,
         geometry: HandoffGeometry = GEOMETRY,
-        gate_bound: float = 2.0,
+        gate_bound: float = 10.0,
         observer: StepObserver | None = None,
         pages: int = 256,
     ) -> None:
@@ -112,7 +112,7 @@ class GpuBench:
         self.worker.control.plans.post(step.plan.SerializeToString())
         self.attachment.wake_service.ring()
 
-    def forward(self, step: HandStep, bound: float = 3.0) -> Tensor:
+    def forward(self, step: HandStep, bound: float = 10.0) -> Tensor:
         """Launch a forward of the step on the worker's stream; int32 [layers, rows, top_k].
 
         Layers that are not answered stay UNWRITTEN.
@@ -125,7 +125,7 @@ class GpuBench:
             self.layers(step, out, bound)
         return out
 
-    def layers(self, step: HandStep, out: Tensor, bound: float = 3.0) -> None:
+    def layers(self, step: HandStep, out: Tensor, bound: float = 10.0) -> None:
         """On the current stream."""
         for ordinal in range(len(self.geometry.layers)):
             self.worker.stage(step, ordinal)

@@ -128,6 +128,7 @@ def test_other_rows_a_request_are_given_up_while_kernels_are_made(bench: GpuBenc
 def test_a_worker_that_does_not_come_costs_one_bound(engine: TritonEngine) -> None:
     bench = GpuBench(engine, gate_bound=0.2)
     try:
+        answered(bench, decode(bench, 2))
         late = decode(bench, 2)
         bench.submit(late)
         began = time.monotonic()
@@ -214,7 +215,7 @@ def test_what_changes_after_the_publication_is_not_looked_at_again(bench: GpuBen
 
 
 def test_two_sessions_and_one_of_them_waits(engine: TritonEngine, bench: GpuBench) -> None:
-    other = GpuBench(engine, gate_bound=3.0)
+    other = GpuBench(engine, gate_bound=6.0)
     try:
         waits = decode(other, 2)
         other.submit(waits)
@@ -222,7 +223,7 @@ def test_two_sessions_and_one_of_them_waits(engine: TritonEngine, bench: GpuBenc
         began = time.monotonic()
         for size in (1, 8, 64, 5):
             answered(bench, decode(bench, size))
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 4
         assert not other.reports
     finally:
         other.close()
