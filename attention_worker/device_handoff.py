@@ -149,11 +149,19 @@ class DeviceHandoff:
         memory = self._memory
         few = len(out) <= FEW_ROWS
         stage(memory, q, weights, ordinal=ordinal, first=first)
+        self._ask(ordinal)
         inline.before_the_wait(memory.detached)
+        self._sleep(ordinal)
         wait(memory, ordinal=ordinal, bound=self._bound, out=out if few else None)
         inline.behind_the_wait(memory.rescued, memory.inline)
         if not few:
             hand_back(memory, out, ordinal=ordinal)
+
+    def _ask(self, ordinal: int) -> None:
+        """What else the service must be told of a staged layer."""
+
+    def _sleep(self, ordinal: int) -> None:
+        """What must come before the kernel that waits."""
 
 
 def _bank(attachment: Attachment) -> WorkerBank:

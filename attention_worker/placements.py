@@ -24,7 +24,7 @@ class Placement(StrEnum):
     PEER_GPU = "peer_gpu"
     """Another GPU of the host, with a replica of the K cache there."""
     TIMESLICE = "timeslice"
-    """The same GPU without MPS: contexts take turns, and nothing polls."""
+    """The same GPU without MPS: contexts take turns, and nothing may poll."""
     INLINE = "inline"
     """No service."""
     CPU = "cpu"
@@ -74,11 +74,12 @@ def choose(wanted: Placement, device: torch.device, service_device: int | None =
             f"placement: mps, but no MPS daemon serves GPU {own} (fix: nvidia-cuda-mps-control -d "
             "before engine and service start, in the same CUDA_MPS_PIPE_DIRECTORY)"
         )
-    reason = {
-        Placement.MPS: "The worker's GPU is shared under MPS.",
-        Placement.TIMESLICE: "The worker's GPU is shared without MPS: nothing may poll there.",
-    }
-    return Chosen(wanted, own, reason[wanted])
+    if wanted is Placement.TIMESLICE:
+        return _inline(
+            f"placement: timeslice has no service yet, and no MPS daemon serves GPU {own} (fix: "
+            "nvidia-cuda-mps-control -d before engine and service start)"
+        )
+    return Chosen(Placement.MPS, own, "The worker's GPU is shared under MPS.")
 
 
 def _automatic(own: int, service_device: int | None) -> Placement:

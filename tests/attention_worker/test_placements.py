@@ -34,8 +34,12 @@ def test_auto_takes_the_gpu_that_the_service_has_for_itself() -> None:
     assert choose(Placement.AUTO, GPU, 0).placement is Placement.MPS
 
 
-def test_without_mps_auto_never_polls(without_mps: None) -> None:
-    assert choose(Placement.AUTO, GPU).placement is Placement.TIMESLICE
+@pytest.mark.parametrize("wanted", [Placement.AUTO, Placement.TIMESLICE])
+def test_without_mps_nothing_polls(without_mps: None, wanted: Placement) -> None:
+    chosen = choose(wanted, GPU)
+    assert chosen.placement is Placement.INLINE
+    assert chosen.is_refusal
+    assert "(fix: nvidia-cuda-mps-control -d " in chosen.reason
 
 
 def test_a_worker_on_the_cpu_has_its_own_session() -> None:
