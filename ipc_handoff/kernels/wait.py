@@ -46,9 +46,9 @@ OFTEN = tl.constexpr(16)
 SELDOM = tl.constexpr(256)
 """The same for the host's memory, which is far away."""
 
-FEW_ROWS = 8
+FEW_ROWS = 2
 """So many rows one program hands back faster than a launch of its own would."""
-_WARPS = 16
+_WARPS = 4
 _BLOCK = 2048
 
 
