@@ -88,7 +88,14 @@ def peer(flags: Flags) -> Iterator[socket.socket]:
     ours, theirs = socket.socketpair()
     numbers = (flags.memory.fileno(), theirs.fileno())
     process = subprocess.Popen(
-        [sys.executable, "-m", "attention_worker.watchdog_process", *map(str, numbers), "3", "0.5"],
+        [
+            sys.executable,
+            "-m",
+            "attention_worker.watchdog_process",
+            *map(str, numbers),
+            f"{LAYERS}",
+            "0.5",
+        ],
         pass_fds=numbers,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -19,6 +19,7 @@ SHARED_LIMIT = {
 
 _BUILDS = (
     "tests.gates.builds_handoff",
+    "tests.gates.builds_flags",
     "tests.gates.builds_rescue",
     "tests.gates.builds_sparse_mla",
     "tests.gates.builds_k_cache",
@@ -29,6 +30,7 @@ _BUILDS = (
 )
 _RUNS = (
     "tests.gates.runs_handoff",
+    "tests.gates.runs_flags",
     "tests.gates.runs_rescue",
     "tests.gates.runs_sparse_mla",
     "tests.gates.runs_k_cache",
