@@ -82,6 +82,8 @@ class DeviceExecutor:
         self._stages: StageTimes | None = None
         self._graphs = StepGraphs(attachment.geometry)
         self._caches: list[Tensor] | None = None
+        self._tokens = 0
+        self._prepared: set[int] = set()
         self._launched = 0
         self._begun_at = 0.0
         self._is_lost = False
@@ -139,6 +141,8 @@ class DeviceExecutor:
             return False
         self._engine.prepare(self._at.geometry, caches, 1, self._is_closing)
         self._caches = caches
+        self._tokens = min(len(cache) for cache in caches) * self._at.geometry.page_size
+        self._prepared.add(1)
         stream, kernels = self._on_stream(), self._kernels
         assert kernels is not None
         with stream.current():
@@ -175,6 +179,15 @@ class DeviceExecutor:
         return DeviceStep(
             plan, report, offsets, slot, self._slots, mark, self._stages, self._gate_bound
         )
+
+    def _check_prepared(self, plan: pb.StepPlan, caches: Sequence[Tensor]) -> None:
+        """Kernels for other rows a request are made aside; their steps do not wait for it."""
+        rows = plan.rows_per_decode
+        if not plan.decode_requests or rows in self._prepared:
+            return
+        if not self._engine.prepare_aside(self._at.geometry, caches, rows):
+            raise StepCancelled(f"kernels for rows_per_decode {rows} are being made")
+        self._prepared.add(rows)
 
     def _launch(
         self, plan: pb.StepPlan, offsets: Sequence[int], caches: Sequence[Tensor], slot: StepSlot
@@ -236,10 +249,9 @@ class DeviceExecutor:
         return self._on_stream().capture(lambda: kernels.launch(shape, caches))
 
     def _caches_of(self, plan: pb.StepPlan) -> list[Tensor]:
-        if self._caches is not None and tuple(plan.layers) == self._at.geometry.layers:
-            tokens = min(len(cache) for cache in self._caches) * self._at.geometry.page_size
-            if max(plan.exact.seq_lens, default=0) <= tokens:
-                return self._caches
+        fits = max(plan.exact.seq_lens, default=0) <= self._tokens
+        if self._caches is not None and fits and tuple(plan.layers) == self._at.geometry.layers:
+            return self._caches
         found = k_caches_of(plan, self._at.k_cache)
         return [found[layer] for layer in plan.layers]
 
@@ -270,6 +282,7 @@ class DeviceExecutor:
 
     def regions_changed(self) -> None:
         self._caches = None
+        self._prepared.clear()
         self._graphs.forget()
 
     def drain(self) -> None:

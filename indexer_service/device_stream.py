@@ -113,8 +113,19 @@ def _create(ordinal: int) -> int:
 
 @contextmanager
 def told_when_lost() -> Iterator[None]:
-    """Turns an error of CUDA that no later call survives into DeviceLost."""
+    """Turns an error behind which the GPU's context is gone into DeviceLost."""
     try:
         yield
-    except torch.AcceleratorError as error:
+    except RuntimeError as error:  # torch's and Triton's own
+        if _context_works():
+            raise
         raise DeviceLost(str(error).splitlines()[0]) from error
+
+
+def _context_works() -> bool:
+    """After an illegal access, every call fails."""
+    try:
+        torch.cuda.mem_get_info()
+    except Exception:
+        return False
+    return True

@@ -14,10 +14,13 @@ import torch
 pytest.importorskip("triton", reason="Triton exists on Linux only")
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service import device_stream
 from indexer_service.attachment import Attachment
 from indexer_service.device_executor import DeviceExecutor
+from indexer_service.device_stream import told_when_lost
 from indexer_service.engine import EngineSettings
 from indexer_service.engines.triton import TritonEngine
+from indexer_service.executor import DeviceLost
 from indexer_service.runner import RunnerSettings, StepRunner
 from indexer_service.session_regions import DeviceViews
 from indexer_service.step_graphs import bucket_of, buckets, key_of
@@ -281,6 +284,16 @@ def test_steps_whose_kernels_are_not_made_yet_are_given_up_at_once(bench: Bench)
     bench.engine.is_prepared = True
     submit()
     assert bench.reported(1, 2) == ["CANCELLED", "ANSWERED"]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_only_an_error_behind_which_nothing_works_loses_the_gpu(
+    works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_stream, "_context_works", lambda: works)
+    expected = RuntimeError if works else DeviceLost
+    with pytest.raises(expected, match=r"^out of memory$"), told_when_lost():
+        raise RuntimeError("out of memory\nand more" if not works else "out of memory")
 
 
 @pytest.mark.parametrize(
