@@ -14,7 +14,7 @@ NO_ANSWER = tl.constexpr(int(Answer.NONE))
 IS_ANSWERED = tl.constexpr(int(Answer.ANSWERED))
 
 
-@triton.jit(do_not_specialize_on_alignment=("state",))
+@triton.jit(do_not_specialize=("request", "answer"), do_not_specialize_on_alignment=("state",))
 def flag_kernel(state, request: tl.int64, answer: tl.int64, PTX: tl.constexpr, PDL: tl.constexpr):
     """Ask for a layer of the running step; without one, let the wait behind pass. One program."""
     if PDL:

@@ -19,6 +19,7 @@ from attention_worker.device_handoff import DeviceHandoff
 from attention_worker.device_steps import DeviceSteps
 from attention_worker.inline_kernels import InlineKernels
 from attention_worker.step_shape import StepShape
+from attention_worker.timeslice_handoff import TimesliceHandoff
 from attention_worker.worker_banks import WorkerBank
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client import ClientSettings, StepInputs
@@ -31,6 +32,7 @@ from indexer_service.kernels.device_inputs import (
 )
 from indexer_service.kernels.step import enqueue_step
 from ipc_handoff.banks import ANSWERS, STAGING, BankPool
+from ipc_handoff.flag_words import Answer, FlagLayout
 from ipc_handoff.kernels.done import done
 from ipc_handoff.kernels.gate import gate
 from ipc_handoff.kernels.service_memory import ServiceMemory
@@ -38,6 +40,7 @@ from ipc_handoff.kernels.words import Gate
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import TensorSpec
+from ipc_handoff.stream_words import wait_at_least, write_word
 from tests.attention_worker.hand_service import HandAttachment, HandCaretaker
 from tests.kernels import inputs as random_inputs
 
@@ -209,7 +212,7 @@ class StandIn:
         )  # fmt: skip
         self._numbers.copy_(buffer, non_blocking=True)
         requests, rows = geometry.max_requests, geometry.max_rows
-        gate(memory, Gate.PUBLISHED, bound=bound)
+        self._gate(Gate.PUBLISHED, 0, step, bound)
         copy_checked(
             self._inputs, self._numbers,
             self._staged("query_start", step, (requests + 1,), torch.int32),
@@ -226,7 +229,7 @@ class StandIn:
         weights = self._staged("weights", step, (rows, geometry.heads), torch.float32)
         for ordinal, layer in enumerate(geometry.layers):
             kind = Gate.LAYER if ordinal else Gate.FIRST_LAYER
-            gate(memory, kind, ordinal=ordinal, bound=bound)
+            self._gate(kind, ordinal, step, bound)
             enqueue_step(
                 q[: plan.rows].unflatten(1, (geometry.heads, -1)), weights[: plan.rows],
                 self._steps.k_caches[layer], self._inputs.seq_lens[: plan.requests],
@@ -236,7 +239,37 @@ class StandIn:
                 row_ends=self._row_ends[: plan.rows], out=answers[: plan.rows],
                 enabled=memory.enabled,
             )  # fmt: skip
-            done(memory, ordinal)
+            self._done(ordinal)
+
+    def _gate(self, kind: Gate, ordinal: int, step: int, bound: int) -> None:
+        gate(self._memory, kind, ordinal=ordinal, bound=bound)
+
+    def _done(self, ordinal: int) -> None:
+        done(self._memory, ordinal)
+
+
+class SleepingStandIn(StandIn):
+    """A service whose stream sleeps until the worker's flags wake it.
+
+    Args:
+        flags: address of the flag block.
+    """
+
+    def __init__(self, steps: GpuSteps, attachment: GpuAttachment, flags: int) -> None:
+        self._flags, self._layout = flags, FlagLayout(len(steps.geometry.layers))
+        super().__init__(steps, attachment)
+
+    def _gate(self, kind: Gate, ordinal: int, step: int, bound: int) -> None:
+        if bound:
+            layout = self._layout
+            word = layout.published if kind == Gate.PUBLISHED else layout.request(ordinal)
+            wait_at_least(self._stream.cuda_stream, self._flags + word, step)
+        gate(self._memory, kind, ordinal=ordinal, bound=0)
+
+    def _done(self, ordinal: int) -> None:
+        done(self._memory, ordinal)
+        answer = self._flags + self._layout.answer(ordinal)
+        write_word(self._stream.cuda_stream, answer, Answer.ANSWERED)
 
 
 @dataclass
@@ -258,16 +291,22 @@ class GpuWorker:
             memory.tensor(0, memory.byte_size, spec, "bank").fill_(POISON)
         torch.cuda.synchronize()
         attachment = GpuAttachment(bank, self._banks)
-        service = StandIn(self.steps, attachment)
+        if isinstance(self.handoff, TimesliceHandoff):
+            flags = self.handoff._mapped.address
+            service: StandIn = SleepingStandIn(self.steps, attachment, flags)
+        else:
+            service = StandIn(self.steps, attachment)
         bank.start(self._banks)
         self.caretaker.ready = attachment
         return attachment, service
 
 
 @contextmanager
-def gpu_worker(steps: GpuSteps, wait_bound: float = 0.02) -> Iterator[GpuWorker]:
+def gpu_worker(
+    steps: GpuSteps, wait_bound: float = 0.02, kind: type[DeviceHandoff] = DeviceHandoff
+) -> Iterator[GpuWorker]:
     memory = WorkerMemory(steps.geometry, steps.device)
-    handoff = DeviceHandoff(memory, wait_bound)
+    handoff = kind(memory, wait_bound)
     made = DeviceSteps(
         AttachRequest(
             settings=ClientSettings(address="unix:/nowhere/i.sock"),

@@ -3,12 +3,19 @@
 import threading
 import time
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from attention_worker import device_session
 from attention_worker.captures import leave_captures_alone
+from attention_worker.device_handoff import DeviceHandoff
+from attention_worker.device_session import DeviceIndexer
+from attention_worker.placements import Placement
+from attention_worker.timeslice_handoff import TimesliceHandoff
 from attention_worker.worker_banks import WorkerBank
+from ipc_handoff.errors import RegionError
 from ipc_handoff.kernels.words import WorkerState
 from ipc_handoff.stages import WorkerStage
 from tests.attention_worker.gpu_worker import Captured, GpuSteps, GpuWorker, gpu_worker, wrong
@@ -38,10 +45,16 @@ def begin(worker: GpuWorker, case: object) -> int:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("kind", [DeviceHandoff, TimesliceHandoff], ids=["polls", "sleeps"])
 @pytest.mark.parametrize("next_n", [1, 2])
 def test_one_graph_is_right_over_detachment_and_another_bank(
-    worker: GpuWorker, steps: GpuSteps, next_n: int
+    steps: GpuSteps, next_n: int, kind: type[DeviceHandoff]
 ) -> None:
+    with gpu_worker(steps, wait_bound=0.05, kind=kind) as worker:
+        _one_graph(worker, steps, next_n)
+
+
+def _one_graph(worker: GpuWorker, steps: GpuSteps, next_n: int) -> None:
     captured = Captured(worker.device_steps, steps, REQUESTS, next_n)
     answered = []
     service = attachment = None
@@ -183,3 +196,31 @@ def test_a_thread_that_says_so_makes_banks_beside_a_capture(
     assert not errors
     graph.replay()
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("why", ["CUDA_LAUNCH_BLOCKING: ", "k_cache/1: "])
+def test_a_worker_that_cannot_share_works_inline_and_says_why(
+    steps: GpuSteps, monkeypatch: pytest.MonkeyPatch, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if why.startswith("CUDA"):
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    else:
+        # As of memory under expandable_segments, which tests/ipc_handoff has.
+        error = RegionError("k_cache/1: expandable_segments (fix: another setting)")
+        monkeypatch.setattr(device_session.cuda_runtime, "runs_under_mps", lambda device: True)
+        monkeypatch.setattr(device_session.SharedTensor, "of_cuda", Mock(side_effect=error))
+    device = torch.device("cuda", 0)
+    with DeviceIndexer(steps.geometry, steps.k_caches, device=device) as indexer:
+        assert indexer.placement is Placement.INLINE
+        assert str(indexer.last_error).startswith(why)
+        assert "(fix: " in str(indexer.last_error)
+        case = steps.case(1, 3)
+        for _ in range(2):
+            indexer.begin_step(case.inputs)
+            found = {}
+            for layer, q in case.q.items():
+                found[layer] = torch.full_like(case.expected[layer], -2)
+                indexer.select(layer, q, case.weights[layer], found[layer])
+            torch.cuda.synchronize()
+            assert not wrong(case, found)
+    assert sum("working inline" in record.message for record in caplog.records) == 1
