@@ -18,6 +18,7 @@ from indexer_service.kernels import indexer, k_cache, mqa_logits, topk
 from indexer_service.kernels.architecture import on
 from indexer_service.kernels.compilation import count_compilations, make_together
 from indexer_service.kernels.geometry import Geometry
+from indexer_service.kernels.topk.plan import LENGTHS
 from indexer_service.kernels.tune import tuned_operations
 
 Progress = Callable[[int, int, str], None]
@@ -86,7 +87,8 @@ def _batches(geometry: Geometry, device: torch.device, *, every: bool) -> Iterat
     for (rows, keys), switched in product(_sizes((1, 1), last, (2, 16), every), (False, True)):
         run = partial(_prefill, geometry, device, rows, keys, switched)
         yield f"indexer.select_ragged, {rows} rows over {keys} keys", run
-    for width in _powers(1, geometry.max_context, 16 if every else geometry.max_context):
+    widths = _powers(1, geometry.max_context, 16 if every else geometry.max_context)
+    for width in sorted({*widths, *LENGTHS}):
         yield f"topk.select, {width} scores", partial(_select, geometry, device, width)
 
 

@@ -1,6 +1,7 @@
 """topk.select against a sort, and each promise of its contract by itself."""
 
 import math
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -149,3 +150,13 @@ def test_short_rows_are_never_split() -> None:
     for longest in (0, 4096, 8192, 16_384):
         assert plan.choose(1, longest, 2048, processors=132).splits == 1
     assert plan.candidate_bytes(1, 16_384, 2048, processors=132) < 100
+
+
+@pytest.mark.parametrize("k", [1, 16, 512, 2048, 4096, 8192, 10_000])
+def test_the_lengths_for_warm_up_need_every_kernel_that_others_do(k: int) -> None:
+    def kernels(lengths: Iterable[int]) -> set[plan.Sizes]:
+        return {plan.choose(8, length, k, processors=132).sizes for length in lengths}
+
+    powers = {1 << exponent for exponent in range(32)}
+    others = powers | {power + 1 for power in powers} | set(range(1, 1 << 20, 997))
+    assert kernels(others) == kernels(plan.LENGTHS)

@@ -7,6 +7,7 @@ import torch
 
 from indexer_service.kernels import indexer, topk
 from indexer_service.kernels.geometry import Geometry
+from indexer_service.kernels.topk.plan import LENGTHS
 from indexer_service.kernels.warm_up import warm_up
 
 CPU = torch.device("cpu")
@@ -56,7 +57,7 @@ def test_scores_reach_from_one_to_the_longest_context(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(topk, "select", select)
     warm_up(GEOMETRY, CPU)
-    assert {1, 16, 100} <= set(widths)
+    assert {1, 16, 100, *LENGTHS} <= set(widths)
 
 
 def test_a_replica_is_where_the_geometry_says() -> None:

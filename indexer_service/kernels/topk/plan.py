@@ -49,6 +49,9 @@ LONG = Sizes(warps=16, registers=128, block=4096, sample=8192, tile=16384, small
 CONFIGURATIONS = (SHORT, STREAMED, LONG)
 """Every kernel that `choose` can ask for."""
 
+LENGTHS = (SHORT.small, LONG.small, LONG.small + 1)
+"""With any k, rows as long as these need every kernel that longer and shorter ones do."""
+
 MOST_SPLITS = 64
 MOST_PROGRAMS = 512
 """Of a launch: its memory for candidates does not grow with the rows."""
