@@ -49,7 +49,7 @@ class DeviceSteps(WorkerSession):
         self._device = device
         self._ordinals = {layer: i for i, layer in enumerate(self.geometry.layers)}
         self._shape: StepShape | None = None
-        self._traces = StepTraces(self.geometry, handoff.counts if handoff else None, device)
+        self._traces = StepTraces(self.geometry, handoff.counts if handoff else None)
 
     def start(self) -> None:
         """Begin to look for a service. Once in a session's life; entering does it too."""

@@ -10,12 +10,12 @@ import torch
 
 from attention_worker.captures import leave_captures_alone
 from attention_worker.device_counts import DeviceCounts
-from attention_worker.streams import new_event, side_stream
+from attention_worker.device_stamps import on_the_hosts_clock
+from attention_worker.streams import new_event
 from indexer_client.step import Begun
 from indexer_client.telemetry import end_step
-from ipc_handoff.kernels.clock import ClockOffset, clock_offset
+from ipc_handoff.kernels.clock import ClockOffset
 from ipc_handoff.layout import HandoffGeometry
-from ipc_handoff.stamps import StepTimes
 from ipc_handoff.tracing import StepTrace
 
 logger = logging.getLogger(__name__)
@@ -43,15 +43,11 @@ class StepTraces:
 
     Args:
         counts: where the stamps are; None: the host's spans are all there is.
-        device: whose clock they tell.
     """
 
-    def __init__(
-        self, geometry: HandoffGeometry, counts: DeviceCounts | None, device: torch.device
-    ) -> None:
+    def __init__(self, geometry: HandoffGeometry, counts: DeviceCounts | None) -> None:
         self._geometry = geometry
         self._counts = counts
-        self._device = device
         self._open: Begun | None = None
         self._ended: queue.Queue[_Ended | None] = queue.Queue(_QUEUED)
         self._thread: threading.Thread | None = None
@@ -72,6 +68,8 @@ class StepTraces:
             return
         if attachment.detached_because:
             begun.trace.event("detached", {"dsa.reason": attachment.detached_because})
+        # If the service dies with its part of it, that is exported from the bank.
+        attachment.remote_traces.add(begun.number, begun.trace)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dsa-traces", daemon=True)
             self._thread.start()
@@ -94,15 +92,13 @@ class StepTraces:
 
     def _run(self) -> None:
         leave_captures_alone()
+        assert self._counts is not None
         clock, looked = ClockOffset(0, 0), -_CLOCK_SECONDS
-        stream = side_stream(self._device)
         while (ended := self._ended.get()) is not None:
             try:
                 ended.done.synchronize()
                 if time.monotonic() - looked >= _CLOCK_SECONDS:
-                    with torch.cuda.stream(stream):
-                        clock = clock_offset(self._device)
-                    looked = time.monotonic()
+                    clock, looked = self._counts.clock(), time.monotonic()
                 self._export(ended, clock)
             except Exception:
                 # Without this thread nothing is traced any more, and nobody would know why.
@@ -112,8 +108,6 @@ class StepTraces:
         assert self._counts is not None
         times = self._counts.stamps(ended.step)
         if times is not None:
-            times = StepTimes(
-                ([at + clock.offset if at else 0 for at in stamps] for stamps in times), None
-            )
+            times = on_the_hosts_clock(times, clock)
             ended.trace.event("clock", {"dsa.clock_error_ns": clock.error})
         end_step(ended.trace, self._geometry, ended.step, ended.epoch, times, None)

@@ -1,8 +1,27 @@
 """Banks of which the worker's own kernels may still use the memory."""
 
+from typing import cast
+
+import torch
+
+from attention_worker.device_stamps import DeviceStampRing, SideReader, on_the_hosts_clock
 from attention_worker.streams import new_event
+from ipc_handoff.banks import ANSWERS
 from ipc_handoff.device_banks import DeviceBank
+from ipc_handoff.device_layout import DEVICE_STAMPED_STEPS
 from ipc_handoff.layout import HandoffGeometry
+from ipc_handoff.regions import TensorSpec
+from ipc_handoff.stages import SERVICE_STAGES
+from ipc_handoff.stamps import StampRing, StepTimes
+from ipc_handoff.words import WORD_BYTES
+
+
+class ServiceStamps(DeviceStampRing):
+    """The service's stamps in a bank: readable when the service is dead, on the host's clock."""
+
+    def read(self, step: int) -> StepTimes | None:
+        times = super().read(step)
+        return None if times is None else on_the_hosts_clock(times, self._reader.clock())
 
 
 class WorkerBank(DeviceBank):
@@ -17,6 +36,16 @@ class WorkerBank(DeviceBank):
     ) -> None:
         super().__init__(geometry, number, staging_device, answers_device)
         self._used = new_event()
+        layout = geometry.device
+        blocks = TensorSpec((DEVICE_STAMPED_STEPS, layout.stamp_stride // WORD_BYTES), torch.int64)
+        stamps = ServiceStamps(
+            self.memories[ANSWERS].tensor(layout.stamps, blocks.byte_size, blocks, "stamps"),
+            len(geometry.layers),
+            len(SERVICE_STAGES),
+            SideReader(torch.device("cuda", answers_device)),
+        )
+        # Where a dead service's stages are looked for, whatever memory they lie in.
+        self.control.service_stamps = cast(StampRing, stamps)
 
     def mark(self) -> None:
         """Everything on the current stream so far may use the bank. Never waits."""

@@ -54,6 +54,9 @@ def check_life_of_a_session(told: Any) -> None:
     assert back == LAYERS * (STEPS + 1 - BACK_AT), "all of the steps since it is back"
     assert (told["attachments"], told["detachments"]) == (2, 1)
     assert told["stamps"]
+    remote = STEPS + 1 - BACK_AT + KILLED_AT + 1 - ATTACHED_AT
+    assert told["spans"]["dsa.step"] == STEPS
+    assert told["spans"]["dsa.handback"] >= LAYERS * (remote - 1)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -94,13 +95,20 @@ def begin(indexer: DeviceIndexer, case: Any) -> float:
     return (time.perf_counter() - began) * 1000
 
 
+def spans(file: Path) -> dict[str, int]:
+    """How many spans of each name this process has exported."""
+    if not file.exists():
+        return {}
+    return dict(Counter(json.loads(line)["name"] for line in file.read_text().splitlines()))
+
+
 def live(folder: Path, placement: str, service_device: int) -> dict[str, Any]:
     steps = GpuSteps(torch.device("cuda", 0))
     services = Services(folder, service_device)
     services.start()  # comes up meanwhile
     settings = ClientSettings(
         address=services.address, placement=placement, reattach_seconds=0.1,
-        rpc_timeout_seconds=READY_SECONDS,
+        rpc_timeout_seconds=READY_SECONDS, trace_file=folder / "trace.jsonl",
     )  # fmt: skip
     indexer = DeviceIndexer(
         GEOMETRY, steps.k_caches, device=torch.device("cuda", 0), settings=settings,
@@ -149,6 +157,7 @@ def live(folder: Path, placement: str, service_device: int) -> dict[str, Any]:
         services.close()
     captured.graph.replay()
     torch.cuda.synchronize()
+    told["spans"] = spans(folder / "trace.jsonl")
     told |= {
         "wrong": wrong[:5], "answered": answered, "statistics": str(statistics),
         "detachments": statistics.detachments, "attachments": statistics.attachments,
