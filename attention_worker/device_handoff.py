@@ -6,6 +6,7 @@ Attachments are numbered from 1 for the device, which compares the numbers and n
 
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
 from attention_worker.device_counts import DeviceCounts
@@ -76,9 +77,14 @@ class DeviceHandoff:
         self._watchdog.start()
 
     def close(self) -> None:
-        """No wait for an answer goes on, and the next forward works inline."""
+        """No wait for an answer goes on, and the next forward works inline.
+
+        Waits for the current stream: afterwards nothing uses a bank.
+        """
         self._watchdog.end(self._number)
         self.skip()
+        if self._memory.is_cuda:
+            torch.cuda.current_stream(self._memory.device).synchronize()
         self._watchdog.close()
 
     def why_over(self, attachment: Attachment) -> str | None:

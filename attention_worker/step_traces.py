@@ -42,7 +42,7 @@ class StepTraces:
     are left out, and counted.
 
     Args:
-        counts: where the stamps are; None: the host's spans are all there is.
+        counts: where the stamps are; None: nothing is stamped.
     """
 
     def __init__(self, geometry: HandoffGeometry, counts: DeviceCounts | None) -> None:
@@ -64,7 +64,7 @@ class StepTraces:
             return
         attachment = begun.attachment
         if self._counts is None or attachment is None:
-            end_step(begun.trace, self._geometry, begun.number, 0, None, None)
+            begun.trace.end()  # nothing of it was stamped
             return
         if attachment.detached_because:
             begun.trace.event("detached", {"dsa.reason": attachment.detached_because})

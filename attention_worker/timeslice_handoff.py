@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 import torch
 
@@ -57,17 +58,22 @@ class TimesliceHandoff(DeviceHandoff):
 
     def close(self) -> None:
         super().close()
-        torch.cuda.current_stream(self._memory.device).synchronize()
         self._peer.close()  # which ends the process
         if self._process is not None:
             self._process.wait()
         self._mapped.close()
         self.flags.close()
 
+    def why_over(self, attachment: Attachment) -> str | None:
+        if self._process is not None and self._process.poll() is not None:
+            return "the process that ends waits is dead"
+        return super().why_over(attachment)
+
     def exchanged(self, before: Attachment | None, after: Attachment | None) -> None:
         super().exchanged(before, after)
         process = after.watch.fileno() if after is not None else None
-        socket.send_fds(self._peer, [b"."], [] if process is None else [process])
+        with suppress(OSError):  # it is dead: `why_over` says so
+            socket.send_fds(self._peer, [b"."], [] if process is None else [process])
 
     def publish(self, attachment: Attachment, step: int, inputs: StepInputs) -> None:
         super().publish(attachment, step, inputs)
