@@ -4,7 +4,6 @@ No Python runs between two layers. A decode step is one copy in, one graph, one 
 event; other steps are the same kernels, launched one by one.
 """
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,6 +19,7 @@ from indexer_service.errors import invalid
 from indexer_service.executor import BegunStep, DeviceLost, StepCancelled
 from indexer_service.kernels.device_inputs import FAULT_WORDS, pack_numbers
 from indexer_service.plans import check_plan
+from indexer_service.preparation import Preparation
 from indexer_service.session_regions import DeviceViews
 from indexer_service.step_graphs import GraphKey, StepGraphs, key_of, shape_of
 from indexer_service.step_inputs import k_caches_of
@@ -28,8 +28,6 @@ from indexer_service.step_slots import StepSlot, StepSlots
 from ipc_handoff.kernels.clock import clock_offset
 
 _SPIN_SECONDS = 0.001
-# A graph takes longer to make than a worker waits: only where no step has come for so long.
-_IDLE_SECONDS = 0.5
 _NANOSECONDS = 1_000_000_000
 
 _MIXED = StepShape(
@@ -77,15 +75,16 @@ class DeviceExecutor:
         self._make_stream = make_stream
         self._ordinals = {layer: i for i, layer in enumerate(attachment.geometry.layers)}
         self._stream: DeviceStream | None = None
+        self._capturing: DeviceStream | None = None
         self._kernels: StepKernels | None = None
         self._slots: StepSlots | None = None
         self._stages: StageTimes | None = None
         self._graphs = StepGraphs(attachment.geometry)
         self._caches: list[Tensor] | None = None
         self._tokens = 0
+        self._preparation = Preparation()
         self._prepared: set[int] = set()
         self._launched = 0
-        self._begun_at = 0.0
         self._is_lost = False
         self.last_step = 0
         self.most_in_flight = attachment.geometry.slots
@@ -100,7 +99,7 @@ class DeviceExecutor:
             DeviceLost: the GPU is.
         """
         geometry, device = self._at.geometry, self._engine.device
-        self._stream = self._make_stream(device)
+        self._stream, self._capturing = self._make_stream(device), self._make_stream(device)
         with self._stream.current():
             self._kernels = StepKernels(
                 geometry, device, self._bank.staging_address, self._bank.answers_address,
@@ -123,36 +122,48 @@ class DeviceExecutor:
                 self._stages = StageTimes(clock_offset(device), len(self._ordinals), exported)
             # What was zeroed above is what the first step must find.
             self._stream.synchronize()
-        self._prepare_caches()
+        if self._find_caches():
+            self._make(1, self._is_closing)
 
     def prepare_more(self) -> bool:
-        if self._caches is None:
-            return self._prepare_caches()
-        if time.monotonic() - self._begun_at < _IDLE_SECONDS:
+        if self._caches is not None or not self._find_caches():
             return False
-        with self._on_stream().current():
-            return self._graphs.make_one(self._capture)
+        self._preparation.want(1, self._make)
+        return True
 
-    def _prepare_caches(self) -> bool:
-        """Once all K caches are registered: kernels for their layout, and graphs over them."""
+    def _find_caches(self) -> bool:
+        """Whether all K caches are registered."""
         found = [self._at.k_cache(layer) for layer in self._at.geometry.layers]
         caches = [cache for cache in found if cache is not None]
         if len(caches) < len(found):
             return False
-        self._engine.prepare(self._at.geometry, caches, 1, self._is_closing)
         self._caches = caches
         self._tokens = min(len(cache) for cache in caches) * self._at.geometry.page_size
-        self._prepared.add(1)
-        stream, kernels = self._on_stream(), self._kernels
+        return True
+
+    def _make(self, rows_per_decode: int, is_stopped: Callable[[], bool]) -> None:
+        """Kernels and graphs for decode requests of so many rows: after the first time, beside
+        the steps that run.
+        """
+        kernels, caches, capturing = self._kernels, self._caches, self._capturing
         assert kernels is not None
-        with stream.current():
-            if not self.last_step:
+        assert caches is not None
+        assert capturing is not None
+        geometry = self._at.geometry
+        self._engine.prepare(geometry, caches, rows_per_decode, is_stopped)
+        with capturing.current():
+            if not self._prepared and not self.last_step:
                 # Compiles the rest. All words are 0, and so is the step: no gate waits. Nobody
                 # looks at answers of no step.
                 kernels.launch(_MIXED, caches[:1])
-                stream.synchronize()
-            self._graphs.make_all(1, self._capture)
-        return True
+                capturing.synchronize()
+            self._prepared.add(rows_per_decode)
+
+            def capture(key: GraphKey) -> Callable[[], None]:
+                shape = shape_of(key, geometry)
+                return capturing.capture(lambda: kernels.launch(shape, caches))
+
+            self._graphs.make_all(rows_per_decode, capture, is_stopped)
 
     # Steps.
 
@@ -162,13 +173,7 @@ class DeviceExecutor:
         offsets = _offsets(plan)
         caches = self._caches_of(plan)
         self.last_step = plan.step
-        self._begun_at = time.monotonic()
-        if plan.decode_requests and not self._engine.prepare_aside(
-            geometry, caches, plan.rows_per_decode
-        ):
-            raise StepCancelled(
-                f"kernels for rows_per_decode {plan.rows_per_decode} are being made"
-            )
+        self._check_prepared(plan)
         assert self._slots is not None
         slot = self._slots.take()
         try:
@@ -180,14 +185,15 @@ class DeviceExecutor:
             plan, report, offsets, slot, self._slots, mark, self._stages, self._gate_bound
         )
 
-    def _check_prepared(self, plan: pb.StepPlan, caches: Sequence[Tensor]) -> None:
-        """Kernels for other rows a request are made aside; their steps do not wait for it."""
-        rows = plan.rows_per_decode
-        if not plan.decode_requests or rows in self._prepared:
+    def _check_prepared(self, plan: pb.StepPlan) -> None:
+        """Kernels that are not there are made aside, and steps do not wait for it; but where K
+        caches are still missing, with the first step that does not need them.
+        """
+        rows = plan.rows_per_decode or 1
+        if rows in self._prepared or self._caches is None:
             return
-        if not self._engine.prepare_aside(self._at.geometry, caches, rows):
-            raise StepCancelled(f"kernels for rows_per_decode {rows} are being made")
-        self._prepared.add(rows)
+        self._preparation.want(rows, self._make)
+        raise StepCancelled(f"kernels for rows_per_decode {rows} are being made")
 
     def _launch(
         self, plan: pb.StepPlan, offsets: Sequence[int], caches: Sequence[Tensor], slot: StepSlot
@@ -241,13 +247,6 @@ class DeviceExecutor:
             ordinals=[self._ordinals[layer] for layer in plan.layers],
         )
 
-    def _capture(self, key: GraphKey) -> Callable[[], None]:
-        kernels, caches = self._kernels, self._caches
-        assert kernels is not None
-        assert caches is not None
-        shape = shape_of(key, self._at.geometry)
-        return self._on_stream().capture(lambda: kernels.launch(shape, caches))
-
     def _caches_of(self, plan: pb.StepPlan) -> list[Tensor]:
         fits = max(plan.exact.seq_lens, default=0) <= self._tokens
         if self._caches is not None and fits and tuple(plan.layers) == self._at.geometry.layers:
@@ -281,6 +280,7 @@ class DeviceExecutor:
             kernels.closing[0] = 1
 
     def regions_changed(self) -> None:
+        self._preparation.stop()
         self._caches = None
         self._prepared.clear()
         self._graphs.forget()
@@ -292,7 +292,7 @@ class DeviceExecutor:
                 self._stream.synchronize()
 
     def close(self) -> None:
-        stream = self._stream
+        stream, capturing = self._stream, self._capturing
         try:
             if stream is not None and not self._is_lost:
                 with told_when_lost():
@@ -300,9 +300,10 @@ class DeviceExecutor:
         except DeviceLost:
             self._is_lost = True
         self.regions_changed()
-        self._stream, self._kernels, self._slots = None, None, None
-        if stream is not None and not self._is_lost:
+        self._stream, self._capturing, self._kernels, self._slots = None, None, None, None
+        if stream is not None and capturing is not None and not self._is_lost:
             stream.close()
+            capturing.close()
 
 
 def _offsets(plan: pb.StepPlan) -> Sequence[int]:

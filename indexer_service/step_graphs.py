@@ -68,48 +68,34 @@ class StepGraphs:
     def __init__(self, geometry: HandoffGeometry) -> None:
         self._geometry = geometry
         self._graphs: dict[GraphKey, Callable[[], None]] = {}
-        self._wanted: dict[GraphKey, None] = {}
-        self._refused: set[GraphKey] = set()
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def find(self, key: GraphKey) -> Callable[[], None] | None:
-        """The key's graph; if there is none, it is made when there is time."""
-        found = self._graphs.get(key)
-        if found is None:
-            self._want(key.rows_per_decode)
-        return found
+        """The key's graph, if it is made."""
+        return self._graphs.get(key)
 
-    def make_all(self, rows_per_decode: int, capture: Capture) -> None:
-        """For every bucket and slot."""
-        self._want(rows_per_decode)
-        while self.make_one(capture):
-            pass
+    def make_all(
+        self, rows_per_decode: int, capture: Capture, is_stopped: Callable[[], bool]
+    ) -> None:
+        """For every bucket and slot, unless stopped. By one thread; another may `find`."""
+        for requests in buckets(rows_per_decode, self._geometry):
+            for slot in range(self._geometry.slots):
+                if is_stopped():
+                    return
+                self._make(GraphKey(requests, rows_per_decode, slot), capture)
 
-    def make_one(self, capture: Capture) -> bool:
-        """Make one that is wanted; whether there was one."""
-        if not self._wanted:
-            return False
-        key = next(iter(self._wanted))
-        del self._wanted[key]
+    def forget(self) -> None:
+        """Drop all graphs, and with them what they hold of the K caches."""
+        self._graphs.clear()
+
+    def _make(self, key: GraphKey, capture: Capture) -> None:
+        if key in self._graphs:
+            return
         try:
             self._graphs[key] = capture(key)
         except DeviceLost:
             raise
         except Exception:
             logger.exception("no graph for %s: such steps are answered without", key)
-            self._refused.add(key)
-        return True
-
-    def forget(self) -> None:
-        """Drop all graphs, and with them what they hold of the K caches; they are made again."""
-        self._wanted.update(dict.fromkeys(self._graphs))
-        self._graphs.clear()
-
-    def _want(self, rows_per_decode: int) -> None:
-        for requests in buckets(rows_per_decode, self._geometry):
-            for slot in range(self._geometry.slots):
-                key = GraphKey(requests, rows_per_decode, slot)
-                if key not in self._graphs and key not in self._refused:
-                    self._wanted[key] = None

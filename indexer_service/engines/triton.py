@@ -20,6 +20,7 @@ from ipc_handoff.layout import HandoffGeometry
 
 logger = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 0.2
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
@@ -37,7 +38,6 @@ class TritonEngine:
         self.workspace = settings.workspace_bytes
         self.configuration = configuration(TRITON, self.device)
         self._prepared: set[Geometry] = set()
-        self._preparing: set[Geometry] = set()
         # Tuning times kernels: two at once would time each other.
         self._one_at_a_time = threading.Lock()
 
@@ -120,13 +120,17 @@ class TritonEngine:
                 raise StepCancelled("the session is closing")
 
         for shape in _shapes(geometry, caches, rows_per_decode, self.workspace):
-            with self._one_at_a_time:
+            while not self._one_at_a_time.acquire(timeout=_LOOK_SECONDS):
+                go_on(0, 0, "")
+            try:
                 if shape in self._prepared:
                     continue
                 stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
                 with torch.cuda.stream(stream):
                     report = warm_up(shape, self.device, progress=go_on)
                 self._prepared.add(shape)
+            finally:
+                self._one_at_a_time.release()
             logger.info(
                 "%d kernels made in %.1f s for %d heads, %d rows a decode request",
                 report.kernels,
@@ -134,31 +138,6 @@ class TritonEngine:
                 geometry.heads,
                 rows_per_decode,
             )
-
-    def prepare_aside(
-        self, geometry: HandoffGeometry, caches: Sequence[Tensor], rows_per_decode: int
-    ) -> bool:
-        """Whether kernels are prepared; if not, a thread of its own begins with it."""
-        shapes = _shapes(geometry, caches, rows_per_decode, self.workspace)
-        if shapes <= self._prepared:
-            return True
-        if not shapes <= self._preparing:
-            self._preparing |= shapes
-            threading.Thread(
-                target=self._prepare_quietly,
-                args=(geometry, list(caches), rows_per_decode),
-                name="kernels",
-                daemon=True,
-            ).start()
-        return False
-
-    def _prepare_quietly(
-        self, geometry: HandoffGeometry, caches: Sequence[Tensor], rows_per_decode: int
-    ) -> None:
-        try:
-            self.prepare(geometry, caches, rows_per_decode, lambda: False)
-        except Exception:
-            logger.exception("kernels for %d rows a decode request", rows_per_decode)
 
 
 def _shapes(

@@ -45,9 +45,6 @@ class _Prepared(TritonEngine):
     def prepare(self, *_: Any) -> None:
         pass
 
-    def prepare_aside(self, *_: Any) -> bool:
-        return True
-
 
 class Bench:
     """An executor and its worker, in one thread."""
@@ -133,12 +130,11 @@ def unknown_lengths() -> None:
 
 def two_rows_a_request_without_a_graph() -> None:
     bench = Bench()
+    bench.executor._prepared.add(2)
     step = bench.worker.make([2, 2, 2], [300, 2, 77])
     bench.check(step, bench.run(step))
     assert not bench.stream.launched
-    bench.executor._begun_at -= 10
-    while bench.executor.prepare_more():
-        pass
+    bench.executor._make(2, lambda: False)
     step = bench.worker.make([2, 2, 2], [30, 200, 7])
     bench.check(step, bench.run(step))
     assert bench.stream.launched == 1

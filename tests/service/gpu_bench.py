@@ -91,10 +91,22 @@ class GpuBench:
         self.runner = StepRunner(
             attachment, make, RunnerSettings(gate_bound, 64), use_ring=True, observer=observer
         )
-        torch.cuda.current_stream(device).synchronize()
+        self._load_workers_kernels()
         self.runner.start()
         assert self.runner.wait_until_ready(300)
         assert not self.runner.ended
+
+    def _load_workers_kernels(self) -> None:
+        """Loading waits for every kernel of the process, and a gate would wait for what is loaded.
+        Two processes do not know that.
+        """
+        self.forward(self.worker.make([1], [1]), bound=0.0)
+        self.work.synchronize()
+        self.worker.memory.state.zero_()
+        self.worker.memory.told.zero_()
+        self.worker.steps = 0
+        self.bank.clear()
+        torch.cuda.current_stream(self.device).synchronize()
 
     def _make_stream(self, device: torch.device) -> DeviceStream:
         self.streams.append(CountingStream(device))
@@ -102,7 +114,8 @@ class GpuBench:
 
     @property
     def stream(self) -> CountingStream:
-        return self.streams[0]
+        """Of the graphs."""
+        return self.streams[1]
 
     def submit(self, step: HandStep) -> None:
         self.runner.submit(step.plan, self.reports.append)

@@ -4,7 +4,7 @@ The GPU is a fake: launches are recorded, and are done when the test says so.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,10 @@ from indexer_service.device_executor import DeviceExecutor
 from indexer_service.device_stream import told_when_lost
 from indexer_service.engine import EngineSettings
 from indexer_service.engines.triton import TritonEngine
-from indexer_service.executor import DeviceLost
+from indexer_service.executor import DeviceLost, StepCancelled
 from indexer_service.runner import RunnerSettings, StepRunner
 from indexer_service.session_regions import DeviceViews
-from indexer_service.step_graphs import bucket_of, buckets, key_of
+from indexer_service.step_graphs import buckets
 from indexer_service.step_kernels import STEP_WORDS, StepKernels, StepShape
 from ipc_handoff.kernels.words import GateEnd
 from ipc_handoff.layout import HandoffGeometry
@@ -40,15 +40,20 @@ CPU = torch.device("cpu")
 
 
 class Engine(TritonEngine):
-    """Prepared at once for one row a request; for more when the test says so."""
+    """Prepares one row a request at once; more when the test says so."""
 
-    is_prepared = False
+    def __init__(self) -> None:
+        super().__init__(EngineSettings(1 << 20, 1, CPU))
+        self.may_prepare = threading.Event()
+        self.stopped = 0
 
-    def prepare(self, *_: Any) -> None:
-        pass
-
-    def prepare_aside(self, geometry: Any, caches: Any, rows_per_decode: int) -> bool:
-        return rows_per_decode == 1 or self.is_prepared
+    def prepare(
+        self, geometry: Any, caches: Any, rows_per_decode: int, is_closing: Callable[[], bool]
+    ) -> None:
+        while rows_per_decode > 1 and not self.may_prepare.wait(0.01):
+            if is_closing():
+                self.stopped += 1
+                raise StepCancelled("closing")
 
 
 class Bench:
@@ -71,7 +76,7 @@ class Bench:
         monkeypatch.setattr(StepKernels, "give_up", lambda _, step: self.given_up.append(step))
         self.worker = worker = HandWorker(GEOMETRY, CPU)
         self.stream = FakeStream(CPU)
-        self.engine = Engine(EngineSettings(1 << 20, 1, CPU))
+        self.engine = Engine()
         self.lost = threading.Event()
         self.k_caches: dict[int, torch.Tensor] = worker.k_caches
         bank = DeviceViews(worker.staging, worker.answers)
@@ -279,11 +284,29 @@ def test_steps_whose_kernels_are_not_made_yet_are_given_up_at_once(bench: Bench)
         bench.runner.submit(plan, bench.reports.append)
 
     submit()
-    assert bench.reported(1) == ["CANCELLED"]
-    assert bench.given_up == [1]
-    bench.engine.is_prepared = True
     submit()
-    assert bench.reported(1, 2) == ["CANCELLED", "ANSWERED"]
+    assert bench.reported(1, 2) == ["CANCELLED", "CANCELLED"]
+    assert bench.given_up == [1, 2]
+    assert bench.submit() == 3  # others go on
+    assert bench.reported(1, 2, 3)[2] == "ANSWERED"
+    bench.engine.may_prepare.set()
+    assert eventually(lambda: bench.stream.captured == 2 * bench.graphs)
+    launched = bench.stream.launched
+    submit()
+    assert bench.reported(1, 2, 3, 4)[3] == "ANSWERED"
+    assert bench.stream.launched == launched + 1
+
+
+@pytest.mark.parametrize("how", ["close", "regions change"])
+def test_what_is_made_aside_is_broken_off(bench: Bench, how: str) -> None:
+    bench.runner.submit(bench.worker.make([2, 2], [100, 50]).plan, bench.reports.append)
+    bench.reported(1)
+    if how == "close":
+        bench.runner.close()
+    else:
+        with bench.runner.quiesced():
+            pass
+    assert bench.engine.stopped == 1
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -294,46 +317,3 @@ def test_only_an_error_behind_which_nothing_works_loses_the_gpu(
     expected = RuntimeError if works else DeviceLost
     with pytest.raises(expected, match=r"^out of memory$"), told_when_lost():
         raise RuntimeError("out of memory\nand more" if not works else "out of memory")
-
-
-@pytest.mark.parametrize(
-    ("requests", "most", "bucket"), [(1, 6, 1), (2, 6, 2), (3, 6, 4), (5, 6, 6), (33, 256, 64)]
-)
-def test_a_bucket_is_the_next_power_of_two(requests: int, most: int, bucket: int) -> None:
-    assert bucket_of(requests, most) == bucket
-
-
-def _plan(**fields: Any) -> pb.StepPlan:
-    wanted = {
-        "step": 7, "rows": 3, "requests": 3, "decode_requests": 3, "rows_per_decode": 1,
-        "layers": (3, 7),
-    }  # fmt: skip
-    return pb.StepPlan(**(wanted | fields))
-
-
-@pytest.mark.parametrize(
-    ("fields", "key"),
-    [
-        ({}, (4, 1, 1)),
-        ({"step": 8, "rows_per_decode": 8}, (4, 8, 2)),
-        ({"requests": 5, "decode_requests": 5, "rows_per_decode": 8}, (6, 8, 1)),
-        ({"decode_requests": 2}, None),
-        ({"layers": (3,)}, None),
-        ({"layers": (7, 3)}, None),
-    ],
-)
-def test_decode_steps_of_all_layers_have_graphs(
-    fields: dict[str, Any], key: tuple[int, int, int] | None
-) -> None:
-    assert key_of(_plan(**fields), GEOMETRY) == key
-
-
-def test_a_bucket_has_room_for_its_rows() -> None:
-    assert buckets(8, GEOMETRY) == [1, 2, 4, 6]
-    narrow = HandoffGeometry(
-        layers=(3, 7), heads=16, head_dim=64, top_k=24, page_size=64, max_rows=5, max_requests=5,
-        max_context=384,
-    )  # fmt: skip
-    assert buckets(1, narrow) == [1, 2, 4, 5]
-    assert buckets(2, narrow) == [1, 2]
-    assert key_of(_plan(rows_per_decode=2), narrow) is None
