@@ -21,7 +21,7 @@ from ipc_handoff.stages import WorkerStage
 
 ARMED = tl.constexpr(int(WorkerState.ARMED))
 CURRENT = tl.constexpr(int(WorkerState.CURRENT))
-ROWS_OF_STEP = tl.constexpr(int(WorkerState.ROWS))
+ROWS = tl.constexpr(int(WorkerState.ROWS))
 STAGING = tl.constexpr(int(WorkerState.STAGING))
 STAGING_SLOT = tl.constexpr(int(WorkerState.STAGING_SLOT))
 STAMPS = tl.constexpr(int(WorkerState.STAMPS))
@@ -31,10 +31,7 @@ STAGES = tl.constexpr(len(WorkerStage))
 STAGE_BEGUN = tl.constexpr(int(WorkerStage.STAGE_BEGUN))
 REQUEST_RUNG = tl.constexpr(int(WorkerStage.REQUEST_RUNG))
 
-FEW_ROWS = 8
-"""So many rows one program stages faster than programs that count each other."""
 _WARPS = 8
-_WARPS_OF_FEW = 16
 
 
 @triton.jit(
@@ -45,11 +42,11 @@ _WARPS_OF_FEW = 16
 )  # fmt: skip
 def stage_kernel(
     q, weights, state, decision, arrived, ordinal, first, rows, q_stride: tl.int64,
-    weights_stride: tl.int64, q_at: tl.int64, weights_at: tl.int64, ROWS: tl.constexpr,
-    Q_BYTES: tl.constexpr, HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr,
-    VECTOR: tl.constexpr, PTX: tl.constexpr, PDL: tl.constexpr,
+    weights_stride: tl.int64, q_at: tl.int64, weights_at: tl.int64, Q_BYTES: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_H: tl.constexpr, VECTOR: tl.constexpr,
+    PTX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Stage one layer's q and weights and ring for it. A program every ROWS rows.
+    """Stage one layer's q and weights and ring for it. A program a row.
 
     q: uint8 [rows, Q_BYTES], weights: fp32 [rows, HEADS], rows contiguous, q's at multiples of
     VECTOR bytes. first: it is the forward's first layer, which takes the armed step; a forward
@@ -59,40 +56,37 @@ def stage_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     begun = nanoseconds(PTX)
-    program = tl.program_id(0)
-    row = (tl.cast(program, tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    row = tl.cast(tl.program_id(0), tl.int64)
     # All loads at once: none waits for another's answer.
     armed = tl.load(state + ARMED)
     step = tl.load(state + CURRENT)
-    step_rows = tl.load(state + ROWS_OF_STEP)
+    step_rows = tl.load(state + ROWS)
     staging = tl.load(state + STAGING)
     slot = tl.load(state + STAGING_SLOT)
     block = tl.load(state + STAMPS)
-    byte = tl.arange(0, BLOCK_Q)[None, :]
-    there = (byte < Q_BYTES) & (row < rows)
-    codes = tl.load(tl.multiple_of(q + row * q_stride + byte, [1, VECTOR]), mask=there)
-    head = tl.arange(0, BLOCK_H)[None, :]
-    bits = tl.load(weights + row * weights_stride + head, mask=(head < HEADS) & (row < rows))
+    byte = tl.arange(0, BLOCK_Q)
+    codes = tl.load(tl.multiple_of(q + row * q_stride + byte, VECTOR), mask=byte < Q_BYTES)
+    head = tl.arange(0, BLOCK_H)
+    bits = tl.load(weights + row * weights_stride + head, mask=head < HEADS)
     if first:
         step = armed
-    if step != 0:
-        # Rows behind the step's are a captured batch's padding: nobody asked for them.
-        wanted = row < tl.minimum(step_rows, rows)
-        to = tl.multiple_of(bytes_at(slot + q_at) + row * Q_BYTES + byte, [1, VECTOR])
-        tl.store(to, codes, mask=(byte < Q_BYTES) & wanted)
+    # Rows behind the step's are a captured batch's padding: nobody asked for them.
+    if (step != 0) & (row < step_rows):
+        to = tl.multiple_of(bytes_at(slot + q_at) + row * Q_BYTES + byte, VECTOR)
+        tl.store(to, codes, mask=byte < Q_BYTES)
         place = int32_at(slot + weights_at) + row * HEADS + head
-        tl.store(place, bits.to(tl.int32, bitcast=True), mask=(head < HEADS) & wanted)
-        if program == 0:
+        tl.store(place, bits.to(tl.int32, bitcast=True), mask=head < HEADS)
+        if row == 0:
             stamp(block, ordinal * STAGES + STAGE_BEGUN, begun)
-    if last_to_arrive(arrived, tl.num_programs(0)):
+    if last_to_arrive(arrived, rows):
         if step != 0:
             # Before the bell: what it causes must not look earlier than it.
             stamp(block, ordinal * STAGES + REQUEST_RUNG, nanoseconds(PTX))
             ring(line(staging, REQUESTS + ordinal), step, PTX)
+        tl.store(decision + IS_DETACHED, (step == 0).to(tl.int32))
         if first:
             tl.store(state + CURRENT, step)
             tl.store(state + ARMED, 0)
-        tl.store(decision + IS_DETACHED, (step == 0).to(tl.int32))
 
 
 def stage(memory: WorkerMemory, q: Tensor, weights: Tensor, *, ordinal: int, first: bool) -> None:
@@ -108,12 +102,10 @@ def stage(memory: WorkerMemory, q: Tensor, weights: Tensor, *, ordinal: int, fir
     dependent = dependent_launch(memory.device)
     q_bytes, heads = geometry.heads * geometry.head_dim, geometry.heads
     vector = together(q.data_ptr(), q.stride(0), q_bytes)
-    warps = _WARPS_OF_FEW if 2 < len(q) <= FEW_ROWS else _WARPS
-    together_rows = 1 if len(q) > FEW_ROWS else triton.next_power_of_2(len(q))
-    stage_kernel[(triton.cdiv(len(q), together_rows),)](
+    stage_kernel[(len(q),)](
         q, weights, memory.state, memory.decision, memory.arrived, ordinal, int(first), len(q),
         q.stride(0), weights.stride(0), layout.q, layout.weights,
-        ROWS=together_rows, Q_BYTES=q_bytes, HEADS=heads, BLOCK_Q=triton.next_power_of_2(q_bytes),
+        Q_BYTES=q_bytes, HEADS=heads, BLOCK_Q=triton.next_power_of_2(q_bytes),
         BLOCK_H=triton.next_power_of_2(heads), VECTOR=vector, PTX=memory.is_cuda,
-        PDL=dependent, num_warps=warps, launch_pdl=dependent,
+        PDL=dependent, num_warps=_WARPS, launch_pdl=dependent,
     )  # fmt: skip

@@ -71,12 +71,10 @@ BUILDS = [
         build
         for pdl in (False, True)
         for build in (
-            _build("stage", "8 rows at once", 16, pdl, ROWS=8, Q_BYTES=8192, HEADS=64,
-                   BLOCK_Q=8192, BLOCK_H=64, VECTOR=16),
-            _build("stage", "", 8, pdl, ROWS=1, Q_BYTES=8192, HEADS=64, BLOCK_Q=8192, BLOCK_H=64,
+            _build("stage", "", 8, pdl, Q_BYTES=8192, HEADS=64, BLOCK_Q=8192, BLOCK_H=64,
                    VECTOR=16),
-            _build("stage", "48 heads, unaligned", 8, pdl, ROWS=1, Q_BYTES=6144, HEADS=48,
-                   BLOCK_Q=8192, BLOCK_H=64, VECTOR=1),
+            _build("stage", "48 heads, unaligned", 8, pdl, Q_BYTES=6144, HEADS=48, BLOCK_Q=8192,
+                   BLOCK_H=64, VECTOR=1),
             _build("wait", "", 1, pdl, ROWS=0, K=2048, BLOCK=2048, VECTOR=16),
             _build("wait", "and hand 8 rows back", 16, pdl, ROWS=8, K=2048, BLOCK=2048, VECTOR=16),
             _build("hand_back", "", 8, pdl, K=2048, BLOCK=2048, VECTOR=16),
