@@ -9,6 +9,7 @@ from torch import Tensor
 from attention_worker.plan_numbers import PlanNumbers
 from attention_worker.step_shape import StepShape
 from indexer_client.inputs import StepInputs
+from indexer_service.kernels.architecture import processors, sized_for
 from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, faults_of
 from indexer_service.kernels.indexer.rescue import rescue, rescue_bytes
 from indexer_service.kernels.step import RowFault, enqueue_step
@@ -16,6 +17,8 @@ from ipc_handoff.layout import HandoffGeometry
 
 _NONE = -1
 _RESCUE_BYTES = 1 << 28
+_SHADOW = 4
+"""Of the programs that a layer is computed by where nobody else works: one part in so many."""
 
 
 class InlineKernels:
@@ -159,7 +162,9 @@ class InlineLayer:
 
     def before_the_wait(self, detached: Tensor) -> None:
         if self.kernels.can_rescue(self.shape):
-            self._select(detached)
+            # The service begins meanwhile: fewer programs are sooner out of its way.
+            with sized_for(max(1, processors(self.q.device) // _SHADOW)):
+                self._select(detached)
 
     def behind_the_wait(self, rescued: Tensor, inline: Tensor) -> None:
         if self.kernels.can_rescue(self.shape):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from indexer_service.kernels.architecture import beside_a_wait, sized_for
 from indexer_service.kernels.device_inputs import (
     FAULT_WORDS,
     DeviceInputs,
@@ -145,6 +146,10 @@ class StepKernels:
         Args:
             caches: K cache of each of the shape's layers.
         """
+        with sized_for(beside_a_wait(self.device)):
+            self._launch(shape, caches)
+
+    def _launch(self, shape: StepShape, caches: Sequence[Tensor]) -> None:
         memory, slot = self._memory, self._staging[shape.slot]
         has_prefill = shape.decode_requests < shape.requests
         requests = slice(shape.requests)

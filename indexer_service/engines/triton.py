@@ -12,6 +12,7 @@ from torch import Tensor
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.errors import precondition
 from indexer_service.executor import StepCancelled
+from indexer_service.kernels.architecture import beside_a_wait, sized_for
 from indexer_service.kernels.configuration import TRITON, Configuration, configuration
 from indexer_service.kernels.geometry import Geometry
 from indexer_service.kernels.step import select_step
@@ -126,7 +127,7 @@ class TritonEngine:
                 if shape in self._prepared:
                     continue
                 stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-                with torch.cuda.stream(stream):
+                with torch.cuda.stream(stream), sized_for(beside_a_wait(self.device)):
                     report = warm_up(shape, self.device, progress=go_on)
                 self._prepared.add(shape)
             finally:

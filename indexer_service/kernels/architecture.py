@@ -1,7 +1,9 @@
 """Which GPU's kernels run. Needs no GPU and no Triton."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -41,24 +43,37 @@ def native_fp8(arch: int) -> bool:
     return arch >= NATIVE_FP8
 
 
-_left = 0
+_sizes = threading.local()
 
 
-def leave_processors(count: int) -> None:
-    """In this process, from now on: size kernels for so many multiprocessors fewer.
-
-    For a process beside which another one's kernel waits on the same GPU. Programs that are meant
-    to run all at once would otherwise leave one of them for the end. Selected bits stay the same.
-    """
-    global _left
-    _left = count
+@contextmanager
+def sized_for(processors: int) -> Iterator[None]:
+    """Size this thread's kernels for so many multiprocessors. Selected bits stay the same."""
+    before = getattr(_sizes, "processors", None)
+    _sizes.processors = processors
+    try:
+        yield
+    finally:
+        _sizes.processors = before
 
 
 def processors(device: torch.device) -> int:
     """Multiprocessors of the GPU that kernels are sized for, one without a GPU."""
     if device.type != "cuda":
         return 1
-    return max(1, torch.cuda.get_device_properties(device).multi_processor_count - _left)
+    asked: int | None = getattr(_sizes, "processors", None)
+    if asked is not None:
+        return asked
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def beside_a_wait(device: torch.device) -> int:
+    """Multiprocessors to size kernels for, beside a waiting kernel of another process.
+
+    Programs that are meant to run all at once find one fewer than there are: the last of them
+    would run alone, at the end.
+    """
+    return max(1, processors(device) - 1)
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:

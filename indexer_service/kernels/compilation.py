@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from indexer_service.kernels.architecture import on
+from indexer_service.kernels.architecture import on, processors, sized_for
 
 _MOST_THREADS = 8
 
@@ -31,8 +31,10 @@ def make_together(calls: Sequence[Callable[[], object]], device: torch.device) -
     if device.type != "cuda":
         return
 
+    size = processors(device)  # as this thread sizes its kernels
+
     def one(call: Callable[[], object]) -> None:
-        with on(device), suppress(Exception):
+        with on(device), sized_for(size), suppress(Exception):
             call()
 
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
