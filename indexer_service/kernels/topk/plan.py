@@ -40,16 +40,17 @@ class Plan:
         return GROUP * self.groups
 
 
+SHORTEST = Sizes(warps=8, registers=128, block=4096, sample=2048, tile=4096, small=4096)
 SHORT = Sizes(warps=8, registers=128, block=4096, sample=2048, tile=8192)
 """Two programs have room on a multiprocessor."""
 STREAMED = Sizes(warps=16, registers=128, block=8192, sample=2048, tile=8192)
 """For rows that are too long to be selected from in registers."""
 LONG = Sizes(warps=16, registers=128, block=4096, sample=8192, tile=16384, small=16384)
 """For rows that just fit, and for so long ones (or so large k) that a larger sample is needed."""
-CONFIGURATIONS = (SHORT, STREAMED, LONG)
+CONFIGURATIONS = (SHORTEST, SHORT, STREAMED, LONG)
 """Every kernel that `choose` can ask for."""
 
-LENGTHS = (SHORT.small, LONG.small, LONG.small + 1)
+LENGTHS = (SHORTEST.small, SHORT.small, LONG.small, LONG.small + 1)
 """With any k, rows as long as these need every kernel that longer and shorter ones do."""
 
 MOST_SPLITS = 64
@@ -68,7 +69,9 @@ _BYTES_PER_COUNT = 4
 
 def choose(rows: int, longest: int, k: int, *, processors: int) -> Plan:
     """The plan for so many rows, none longer than `longest`."""
-    if longest <= SHORT.small:
+    if longest <= SHORTEST.small:
+        sizes = SHORTEST
+    elif longest <= SHORT.small:
         sizes = SHORT
     elif longest > LONG.small and most_candidates(longest, k, STREAMED) <= STREAMED.tile:
         sizes = STREAMED
