@@ -49,6 +49,7 @@ def _decode_table(found: dict[str, Any]) -> str:
                     f"{whole['inline_us'] / 1000:.2f}",
                     f"{whole['remote_us'] / 1000:.2f}",
                     f"**{whole['ratio']:.3f}**",
+                    f"{whole['not_hidden_us']:.0f}",
                     f"{whole['not_ahead_us']:.0f}",
                     _share(alone),
                     "yes" if alone["equal"] and whole["equal"] else "**no**",
@@ -56,7 +57,8 @@ def _decode_table(found: dict[str, Any]) -> str:
             )
     head = (
         "placement", "requests", "context", "inline, µs a layer", "added", "p99 of layers",
-        "step with attention, ms: inline", "remote", "ratio", "plan and wake-up not hidden, µs",
+        "step with attention, ms: inline", "remote", "ratio", "plan and wake-up not hidden, µs: step after step",
+        "with the GPU idle before",
         "share of waiting", "same bits",
     )  # fmt: skip
     return markdown_table(head, rows)

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -167,6 +168,22 @@ def test_closing_ends_a_step_at_once_and_drains(engine: TritonEngine) -> None:
     assert bench.close() == 2
     assert time.monotonic() - began < 5
     assert {report.message for report in bench.reports} == {"the session is closing"}
+    assert bench.worker.control.bells.is_drained()
+
+
+def test_closing_frees_a_thread_that_waits_for_room_to_launch(engine: TritonEngine) -> None:
+    """More launches than CUDA queues: the runner's thread waits inside of one of them."""
+    many = replace(GEOMETRY, layers=tuple(range(61)), max_requests=4)
+    bench = GpuBench(engine, geometry=many, gate_bound=30.0, pages=64)
+    for _ in range(2):
+        some = bench.worker.make([1, 20, 30, 40], [60, 70, 80, 90], decode=1)
+        bench.submit(some)
+    assert eventually(lambda: bench.runner.last_step == 1)
+    time.sleep(1)
+    began = time.monotonic()
+    bench.close()
+    assert time.monotonic() - began < 10
+    assert [report.message for report in bench.reports] == ["the session is closing"] * 2
     assert bench.worker.control.bells.is_drained()
 
 
