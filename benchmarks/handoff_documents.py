@@ -57,8 +57,8 @@ def _decode_table(found: dict[str, Any]) -> str:
             )
     head = (
         "placement", "requests", "context", "inline, µs a layer", "added", "p99 of layers",
-        "step with attention, ms: inline", "remote", "ratio", "plan and wake-up not hidden, µs: step after step",
-        "with the GPU idle before",
+        "step with attention, ms: inline", "remote", "ratio",
+        "plan and wake-up not hidden, µs: step after step", "with the GPU idle before",
         "share of waiting", "same bits",
     )  # fmt: skip
     return markdown_table(head, rows)
