@@ -321,8 +321,10 @@ def gpu_worker(
     caretaker = HandCaretaker()
     made._caretaker = cast(Any, caretaker)
     handoff.start()
-    yield GpuWorker(steps, made, handoff, caretaker)
-    made.close()
+    try:
+        yield GpuWorker(steps, made, handoff, caretaker)
+    finally:
+        made.close()
 
 
 class Captured:

@@ -21,6 +21,7 @@ from indexer_client.attachment import AttachRequest, worker_identity
 from ipc_handoff.banks import Bank, BankPool
 from ipc_handoff.control import WorkerControl
 from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord, StagingWord
+from ipc_handoff.doorbells import WorkerBells
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.processes import ProcessWatch
@@ -84,11 +85,14 @@ class HandAttachment:
     def __init__(self, bank: HandBank, epoch: int) -> None:
         self.bank, self.epoch = bank, epoch
         self.watch = ProcessWatch(0)
-        self.bells = bank.control.bells
         self.plans = self
         self.posted: list[pb.StepPlan] = []
         self.detached_because = ""
         self.is_full = False
+
+    @property
+    def bells(self) -> WorkerBells:
+        return self.bank.control.bells
 
     def post(self, plan: pb.StepPlan) -> None:
         if self.is_full:

@@ -59,7 +59,6 @@ def check_life_of_a_session(told: Any) -> None:
     assert told["spans"]["dsa.handback"] >= LAYERS * (remote - 1)
 
 
-@pytest.mark.slow
 def test_under_mps_a_killed_service_costs_one_bound_and_no_selection(
     repository: Path, tmp_path: Path, mps: dict[str, str]
 ) -> None:
@@ -69,7 +68,6 @@ def test_under_mps_a_killed_service_costs_one_bound_and_no_selection(
     assert max(told["step_ms_at_the_kill"]) < 200
 
 
-@pytest.mark.slow
 def test_on_a_second_gpu_it_is_the_same(repository: Path, tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
