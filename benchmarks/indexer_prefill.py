@@ -166,10 +166,9 @@ def gather_of(requests: int, length: int, pool: Pool, rate: float, impl: str) ->
     row = Row(
         {"requests": requests, "length": length, "calls": calls}, calls, lambda: pool.fill(tables)
     )
-    copy = k_cache._gather.implementation(impl, DEVICE)
 
-    def whole(call: int, impl: str = impl) -> tuple[Tensor, Tensor]:
-        return k_cache.gather(pool.k_cache, tables[call], lengths, impl=impl)
+    def whole(call: int, impl: str = impl, total: int | None = None) -> tuple[Tensor, Tensor]:
+        return k_cache.gather(pool.k_cache, tables[call], lengths, total=total, impl=impl)
 
     def right() -> None:
         pairs = zip(whole(0), whole(0, "reference"), strict=True)
@@ -178,8 +177,8 @@ def gather_of(requests: int, length: int, pool: Pool, rate: float, impl: str) ->
             "other bytes than the reference's",
         )
 
-    known = lengths.tolist()
-    row.ours("ours", lambda call: copy(pool.k_cache, tables[call], lengths, known), None, right)
+    known = requests * length
+    row.ours("ours", lambda call: whole(call, total=known), None, right)
     row.waits("ours, whole call", whole)
     row.peer("vLLM", lambda: peers.gather(pool.k_cache, tables, lengths))
     done = row.done()
