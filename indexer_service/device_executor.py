@@ -18,6 +18,7 @@ from indexer_service.engines.triton import TritonEngine
 from indexer_service.errors import invalid
 from indexer_service.executor import BegunStep, DeviceLost, StepCancelled
 from indexer_service.kernels.device_inputs import FAULT_WORDS, pack_numbers
+from indexer_service.launch_budget import LaunchBudget
 from indexer_service.plans import check_plan
 from indexer_service.preparation import Preparation
 from indexer_service.session_regions import DeviceViews
@@ -28,6 +29,7 @@ from indexer_service.step_slots import StepSlot, StepSlots
 from ipc_handoff.kernels.clock import clock_offset
 
 _SPIN_SECONDS = 0.001
+_LAUNCHES_A_STEP = 5
 _NANOSECONDS = 1_000_000_000
 
 _MIXED = StepShape(
@@ -76,6 +78,7 @@ class DeviceExecutor:
         self._ordinals = {layer: i for i, layer in enumerate(attachment.geometry.layers)}
         self._stream: DeviceStream | None = None
         self._capturing: DeviceStream | None = None
+        self._budget: LaunchBudget | None = None
         self._kernels: StepKernels | None = None
         self._slots: StepSlots | None = None
         self._stages: StageTimes | None = None
@@ -100,6 +103,7 @@ class DeviceExecutor:
         """
         geometry, device = self._at.geometry, self._engine.device
         self._stream, self._capturing = self._make_stream(device), self._make_stream(device)
+        self._budget = LaunchBudget(self._stream.mark)
         with self._stream.current():
             self._kernels = StepKernels(
                 geometry, device, self._bank.staging_address, self._bank.answers_address,
@@ -198,8 +202,9 @@ class DeviceExecutor:
     def _launch(
         self, plan: pb.StepPlan, offsets: Sequence[int], caches: Sequence[Tensor], slot: StepSlot
     ) -> Mark:
-        stream, kernels = self._on_stream(), self._kernels
+        stream, kernels, budget = self._on_stream(), self._kernels, self._budget
         assert kernels is not None
+        assert budget is not None
         slot.plan[:STEP_WORDS].view(torch.int64)[0] = plan.step
         pack_numbers(
             slot.plan[STEP_WORDS:], rows=plan.rows, requests=plan.requests,
@@ -215,7 +220,8 @@ class DeviceExecutor:
             if graph is not None:
                 graph()
             else:
-                kernels.launch(self._shape(plan, offsets), caches)
+                kernels.launch(self._shape(plan, offsets), caches, budget.spend)
+            budget.spend(_LAUNCHES_A_STEP)
             words = RESULT_HEAD + FAULT_WORDS * plan.requests
             slot.result[:words].copy_(kernels.result[:words], non_blocking=True)
             if self._stages is not None and is_traced(plan):

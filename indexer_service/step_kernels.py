@@ -34,6 +34,9 @@ STEP_WORDS = 2
 RESULT_HEAD = 4
 """int32 words in front of the faults in a result: `Live`, and a gap up to 16 bytes."""
 
+_LAUNCHES_A_LAYER, _LAUNCHES_A_STAGE = 2, 4
+"""At the most, where scores and selection are Triton's; a stage includes gathering its keys."""
+
 
 @dataclass(frozen=True)
 class StepShape:
@@ -140,16 +143,24 @@ class StepKernels:
         self._stamps = tensor_at(answers + layout.stamps, shape, torch.int64, device)
         self.closing = self._memory.closing
 
-    def launch(self, shape: StepShape, caches: Sequence[Tensor]) -> None:
+    def launch(
+        self,
+        shape: StepShape,
+        caches: Sequence[Tensor],
+        spend: Callable[[int], None] = lambda launches: None,
+    ) -> None:
         """Everything between the copy of the plan and that of the result, on the current stream.
 
         Args:
             caches: K cache of each of the shape's layers.
+            spend: told about how many kernels were launched since it was last called.
         """
         with sized_for(beside_a_wait(self.device)):
-            self._launch(shape, caches)
+            self._launch(shape, caches, spend)
 
-    def _launch(self, shape: StepShape, caches: Sequence[Tensor]) -> None:
+    def _launch(
+        self, shape: StepShape, caches: Sequence[Tensor], spend: Callable[[int], None]
+    ) -> None:
         memory, slot = self._memory, self._staging[shape.slot]
         has_prefill = shape.decode_requests < shape.requests
         requests = slice(shape.requests)
@@ -171,9 +182,10 @@ class StepKernels:
                 decode_requests=shape.decode_requests, rows_per_decode=shape.rows_per_decode,
                 offsets=shape.offsets, length_bounds=shape.length_bounds, row_ends=row_ends,
                 out=self._answers[shape.slot][rows], enabled=memory.enabled,
-                workspace=self._workspace, on_stage=self._progress(), impl=TRITON,
+                workspace=self._workspace, on_stage=self._progress(spend), impl=TRITON,
             )  # fmt: skip
             done(memory, ordinal)
+            spend(_LAUNCHES_A_LAYER)
 
     def give_up(self, step: int) -> None:
         """Tell the worker that a step that was not launched is not answered."""
@@ -183,12 +195,13 @@ class StepKernels:
         """int64: a generation, the step if it still has the place, and a time a layer and stage."""
         return self._stamps[step % DEVICE_STAMPED_STEPS]
 
-    def _progress(self) -> Callable[[str], None]:
+    def _progress(self, spend: Callable[[int], None]) -> Callable[[str], None]:
         """Tells of every window but a layer's last one, which `done` tells of."""
         finished = 0
 
         def on_stage(stage: str) -> None:
             nonlocal finished
+            spend(_LAUNCHES_A_STAGE)
             if stage == "topk":
                 finished += 1
             elif finished:

@@ -65,7 +65,7 @@ class Bench:
         self.given_up: list[int] = []
         bench = self
 
-        def launch(kernels: StepKernels, shape: StepShape, caches: Any) -> None:
+        def launch(kernels: StepKernels, shape: StepShape, caches: Any, *_: Any) -> None:
             if bench.fails is not None:
                 raise bench.fails
             step = int(kernels.plan[:STEP_WORDS].view(torch.int64))
