@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.attention_worker.gpu_worker import GEOMETRY
+from tests.attention_worker.gpu_steps import GEOMETRY
 from tests.attention_worker.mps import mps_daemon
 from tests.attention_worker.worker_program import ATTACHED_AT, BACK_AT, KILLED_AT, STEPS
 

@@ -18,7 +18,8 @@ from attention_worker.worker_banks import WorkerBank
 from ipc_handoff.errors import RegionError
 from ipc_handoff.kernels.words import WorkerState
 from ipc_handoff.stages import WorkerStage
-from tests.attention_worker.gpu_worker import Captured, GpuSteps, GpuWorker, gpu_worker, wrong
+from tests.attention_worker.gpu_steps import GpuSteps, wrong
+from tests.attention_worker.gpu_worker import Captured, GpuWorker, gpu_worker
 
 pytestmark = pytest.mark.gpu
 

@@ -23,7 +23,8 @@ from indexer_client import ClientSettings, IndexerError
 from indexer_client.control_plane import ControlPlane
 from ipc_handoff.banks import ANSWERS, STAGING
 from ipc_handoff.regions import TensorSpec
-from tests.attention_worker.gpu_worker import GEOMETRY, Captured, GpuSteps
+from tests.attention_worker.gpu_steps import GEOMETRY, GpuSteps
+from tests.attention_worker.gpu_worker import Captured
 
 REQUESTS = 8
 STEPS = 50

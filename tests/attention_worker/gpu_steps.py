@@ -1,0 +1,101 @@
+"""Steps of random data on a GPU, with selections that were computed apart from the worker."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention_worker.inline_kernels import InlineKernels
+from attention_worker.step_shape import StepShape
+from indexer_client import StepInputs
+from ipc_handoff.layout import HandoffGeometry
+from tests.kernels import inputs as random_inputs
+
+GEOMETRY = HandoffGeometry(
+    layers=(1, 4, 6, 9), heads=64, head_dim=128, top_k=512, page_size=64, max_rows=96,
+    max_requests=16, max_context=4096, slots=2,
+)  # fmt: skip
+SPARE_PAGES = 8
+
+
+@dataclass(frozen=True)
+class GpuCase:
+    """A step on the device; q, weights and expected by layer."""
+
+    inputs: StepInputs
+    q: Mapping[int, Tensor]
+    weights: Mapping[int, Tensor]
+    expected: Mapping[int, Tensor]
+
+
+class GpuSteps:
+    """Steps of one geometry. Expected selections are computed inline, apart from the worker."""
+
+    def __init__(self, device: torch.device, geometry: HandoffGeometry = GEOMETRY) -> None:
+        self.geometry, self.device = geometry, device
+        source = torch.Generator().manual_seed(1)
+        self.pages = geometry.table_width * geometry.max_requests + SPARE_PAGES
+        one = random_inputs.k_cache(source, self.pages, geometry.page_size, geometry.head_dim)
+        # As vLLM's: pages of all layers side by side.
+        room = torch.zeros((self.pages, len(geometry.layers), *one.shape[1:]), dtype=torch.uint8)
+        for ordinal in range(len(geometry.layers)):
+            room[:, ordinal] = one[torch.randperm(self.pages, generator=source)]
+        self.room = room.to(device)
+        self.k_caches = {layer: self.room[:, i] for i, layer in enumerate(geometry.layers)}
+        self._expected = InlineKernels(geometry, self.k_caches, device)
+
+    def case(
+        self, number: int, requests: int, *, next_n: int = 1, prefill: tuple[int, ...] = ()
+    ) -> GpuCase:
+        """The n-th step: so many decode requests, then one of so many rows for each prefill."""
+        geometry = self.geometry
+        source = torch.Generator().manual_seed(number)
+        rows_of = [next_n] * requests + list(prefill)
+        longest = geometry.max_context
+
+        def length(rows: int) -> int:
+            return int(torch.randint(rows, longest + 1, (), generator=source))
+
+        lengths = [length(rows) for rows in rows_of]
+        offsets = torch.tensor([0, *rows_of], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        table = torch.randperm(self.pages, generator=source)[: len(rows_of) * geometry.table_width]
+        rows = int(offsets[-1])
+        inputs = StepInputs(
+            query_start=offsets.to(self.device),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32, device=self.device),
+            block_table=table.view(len(rows_of), -1).to(torch.int32).to(self.device),
+            rows=rows,
+            decode_requests=requests,
+            rows_per_decode=next_n if requests else 0,
+            max_length=max(lengths),
+            exact_seq_lens=lengths if number % 2 else None,
+            exact_query_start=offsets.tolist(),
+        )
+        q, weights, expected = {}, {}, {}
+        self._expected.take(inputs)
+        for layer in geometry.layers:
+            codes = random_inputs.codes(source, rows, geometry.heads, geometry.head_dim)
+            q[layer] = codes.to(self.device)
+            w = torch.randn((rows, geometry.heads), generator=source)
+            weights[layer] = w.to(self.device)
+            expected[layer] = torch.full(
+                (rows, geometry.top_k), -3, dtype=torch.int32, device=self.device
+            )
+            shape = StepShape.of(inputs)
+            self._expected.select(layer, q[layer], weights[layer], shape, expected[layer])
+        torch.cuda.synchronize()
+        return GpuCase(inputs, q, weights, expected)
+
+
+def wrong(case: GpuCase, found: Mapping[int, Tensor]) -> list[str]:
+    """One line a layer whose rows differ, or whose padding is not -1."""
+    told = []
+    for layer, expected in case.expected.items():
+        out, rows = found[layer], len(expected)
+        bad = (out[:rows] != expected).any(1).nonzero().flatten().tolist()
+        if bad:
+            told.append(f"layer {layer}: rows {bad}, first {out[bad[0], :4].tolist()}")
+        if bool((out[rows:] != -1).any()):
+            told.append(f"layer {layer}: padding")
+    return told
