@@ -16,6 +16,7 @@ from unittest.mock import patch
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
 
 import torch
+from triton.runtime import interpreter
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service import step_kernels
@@ -148,6 +149,33 @@ def mixed() -> None:
     bench.check(step, bench.run(step))
 
 
+def launches_are_told() -> None:
+    """No fewer than there are: who launches waits before the queue is full."""
+    bench = Bench()
+    step = bench.worker.make([1, 1, 7, 30], [200, 9, 60, 300], decode=2)
+    bench.worker.publish(step)
+    made, told = 0, 0
+    call = interpreter.GridExecutor.__call__
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal made
+        made += 1
+        return call(*arguments, **named)
+
+    def spend(launches: int) -> None:
+        nonlocal told
+        told += launches
+
+    kernels = bench.executor._kernels
+    assert kernels is not None
+    shape = bench.executor._shape(step.plan, list(step.plan.exact.query_start))
+    with patch.object(interpreter.GridExecutor, "__call__", counted):
+        kernels.launch(shape, list(bench.worker.k_caches.values()), spend)
+    prefill = step.plan.requests - step.plan.decode_requests
+    fills = prefill * len(GEOMETRY.layers)  # torch's own kernels
+    assert made + fills <= told <= 3 * made, (made, told)
+
+
 def faults() -> None:
     bench = Bench()
     step = bench.worker.make([1, 1, 1, 5], [100, 200, 300, 70], decode=3)
@@ -255,7 +283,8 @@ def stamps() -> None:
 CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
     for case in (
-        decode_of_every_size, unknown_lengths, two_rows_a_request_without_a_graph, mixed, faults,
+        decode_of_every_size, unknown_lengths, two_rows_a_request_without_a_graph, mixed,
+        launches_are_told, faults,
         not_published, second_layer_does_not_come, newer, detached, closing,
         refused_plans_are_given_up, stamps,
     )
