@@ -276,12 +276,15 @@ class StepRunner:
         """Report the oldest step in flight. `ended`: it did so, and is not to be finished."""
         step = self._in_flight[0]
         if step.begun is not None:
-            if ended is None:
-                try:
+            # No name but the handler's for an error of `finish`: an error leads to this frame, and
+            # the frame's names would lead back to it, and hold the session's memory.
+            try:
+                if ended is None:
                     step.begun.finish()
-                except Exception as error:
-                    ended = error
-            self._conclude(step, ended)
+            except Exception as error:
+                self._conclude(step, error)
+            else:
+                self._conclude(step, ended)
         self._in_flight.popleft()
         self.faulted_rows += step.report.fault_count
         step.tell()
