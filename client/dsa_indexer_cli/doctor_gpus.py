@@ -15,7 +15,7 @@ DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 KERNEL_DRIVER = Path("/sys/module/nvidia/version")
 SHARED_MEMORY = Path("/dev/shm")
 LOOK_PROGRAM = "dsa_indexer_cli.gpu_facts"
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 6.0
 
 OLDEST = (8, 0)
 """Compute capability from which on the kernels run."""

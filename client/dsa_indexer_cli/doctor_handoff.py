@@ -14,7 +14,7 @@ END_SECONDS = 2.0
 """Longer than a gate waits: a process that is killed while a kernel polls can hang MPS."""
 
 
-PROBE_SECONDS = 15.0
+PROBE_SECONDS = 14.0
 """For all placements together; a first run compiles kernels."""
 _LEAST_SECONDS = 3.0
 
