@@ -129,7 +129,7 @@ def serve(peer: Peer, worker_gpu: int, service_gpu: int) -> dict[str, Any]:
         opened[STAGING].pointer,
         opened[ANSWERS].pointer,
     )
-    numbers = torch.arange(_STEPS + 1, dtype=torch.int64).pin_memory()
+    numbers = torch.arange(_STEPS + 1, dtype=torch.int64, pin_memory=True)
     # What runs while capturing is given up by its gates at once.
     memory.step.fill_(_NO_STEP)
     memory.closing.fill_(1)
