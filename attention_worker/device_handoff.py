@@ -31,8 +31,12 @@ _ENDS = {
 class Inline(Protocol):
     """Computes a layer here. All arguments: int32 [1] on the device; with 0 nothing is computed."""
 
-    def before_the_wait(self, detached: Tensor) -> None:
-        """Enqueue what computes it while no step is under way."""
+    def before_the_wait(self, detached: Tensor, *, first: bool) -> None:
+        """Enqueue what computes it while no step is under way.
+
+        Args:
+            first: staging of this layer decides about `detached`; it is final before, otherwise.
+        """
 
     def behind_the_wait(self, rescued: Tensor, inline: Tensor) -> None:
         """Enqueue what computes it when an answer did not come (`rescued`), or in both cases."""
@@ -156,7 +160,7 @@ class DeviceHandoff:
         few = len(out) <= FEW_ROWS
         stage(memory, q, weights, ordinal=ordinal, first=first)
         self._ask(ordinal)
-        inline.before_the_wait(memory.detached)
+        inline.before_the_wait(memory.detached, first=first)
         self._sleep(ordinal)
         wait(memory, ordinal=ordinal, bound=self._bound, out=out if few else None)
         inline.behind_the_wait(memory.rescued, memory.inline)

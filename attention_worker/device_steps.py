@@ -131,7 +131,8 @@ class DeviceSteps(WorkerSession):
         q = torch.zeros(width, dtype=torch.uint8, device=device)
         weights = torch.zeros((rows, geometry.heads), device=device)
         out = torch.empty((rows, geometry.top_k), dtype=torch.int32, device=device)
-        self.select(geometry.layers[0], q, weights, out)
+        for layer in geometry.layers[:2]:  # the first one, and any other
+            self.select(layer, q, weights, out)
 
     def begin_step(self, inputs: StepInputs) -> int:
         """Make the next forward on the current stream a step; its number.

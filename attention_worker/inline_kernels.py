@@ -78,6 +78,8 @@ class InlineKernels:
         shape: StepShape,
         out: Tensor,
         enabled: Tensor | None = None,
+        *,
+        settled: bool = False,
     ) -> None:
         """Enqueue one layer's selection; can be captured if `shape` is of decodes only.
 
@@ -85,6 +87,7 @@ class InlineKernels:
             q: e4m3 [T, H, D], weights: fp32 [T, H]; T may be more than the shape's rows.
             out: int32 [T, top_k]; rows behind the shape's get -1.
             enabled: int32 [1] on the device; with 0 in it nothing is computed.
+            settled: as for `indexer.select_paged`.
         """
         rows, requests = shape.rows, shape.requests
         enqueue_step(
@@ -101,6 +104,7 @@ class InlineKernels:
             row_ends=None if shape.is_decode else self._row_ends[:rows],
             out=out[:rows],
             enabled=enabled,
+            settled=settled,
             workspace=self._workspace,
         )
         if len(q) > rows:
@@ -160,11 +164,11 @@ class InlineLayer:
     shape: StepShape
     out: Tensor
 
-    def before_the_wait(self, detached: Tensor) -> None:
+    def before_the_wait(self, detached: Tensor, *, first: bool) -> None:
         if self.kernels.can_rescue(self.shape):
             # The service begins meanwhile: fewer programs are sooner out of its way.
             with sized_for(max(1, processors(self.q.device) // _SHADOW)):
-                self._select(detached)
+                self._select(detached, settled=not first)
 
     def behind_the_wait(self, rescued: Tensor, inline: Tensor) -> None:
         if self.kernels.can_rescue(self.shape):
@@ -172,5 +176,7 @@ class InlineLayer:
         else:
             self._select(inline)
 
-    def _select(self, enabled: Tensor) -> None:
-        self.kernels.select(self.number, self.q, self.weights, self.shape, self.out, enabled)
+    def _select(self, enabled: Tensor, *, settled: bool = False) -> None:
+        self.kernels.select(
+            self.number, self.q, self.weights, self.shape, self.out, enabled, settled=settled
+        )

@@ -4,6 +4,9 @@ PTX: as instructions of the GPU; otherwise in Triton, for its interpreter. A wor
 named by its address. Who rings puts `tl.debug_barrier()` between its last payload store and
 `ring`; who waited puts one between `look` and its first payload load: a word is stored by one
 thread and ordered for that thread alone.
+
+A program that looks has one warp: what its first thread saw is what all of them go by. Threads
+that looked for themselves could leave one loop for different reasons.
 """
 
 import triton
@@ -13,7 +16,16 @@ from ipc_handoff.device_layout import DEVICE_LINE
 
 LINE = tl.constexpr(DEVICE_LINE)
 
-_LOOK = tl.constexpr("ld.acquire.sys.global.u64 $0, [$1];")
+_LOOK = tl.constexpr(
+    """{
+    .reg .b32 low, high;
+    ld.acquire.sys.global.u64 $0, [$1];
+    mov.b64 {low, high}, $0;
+    shfl.sync.idx.b32 low, low, 0, 31, -1;
+    shfl.sync.idx.b32 high, high, 0, 31, -1;
+    mov.b64 $0, {low, high};
+    }"""
+)
 _RING = tl.constexpr(
     """{
     .reg .pred first;
@@ -25,6 +37,15 @@ _RING = tl.constexpr(
     }"""
 )
 _TIME = tl.constexpr("mov.u64 $0, %globaltimer;")
+_FIRST = tl.constexpr(
+    """{
+    .reg .b32 low, high;
+    mov.b64 {low, high}, $1;
+    shfl.sync.idx.b32 low, low, 0, 31, -1;
+    shfl.sync.idx.b32 high, high, 0, 31, -1;
+    mov.b64 $0, {low, high};
+    }"""
+)
 
 
 @triton.jit
@@ -80,6 +101,17 @@ def nanoseconds(PTX: tl.constexpr):
         return tl.inline_asm_elementwise(_TIME, "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     else:
         return tl.full((), 0, tl.int64)
+
+
+@triton.jit
+def first_thread(value, PTX: tl.constexpr):
+    """What a warp's first thread has of a 64-bit number."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            _FIRST, "=l,l", [value], dtype=tl.int64, is_pure=False, pack=1
+        )
+    else:
+        return value
 
 
 @triton.jit

@@ -197,6 +197,7 @@ def enqueue_step(
     row_ends: Tensor | None,
     out: Tensor,
     enabled: Tensor | None = None,
+    settled: bool = False,
     workspace: int | None = None,
     on_stage: Callable[[str], None] | None = None,
     impl: str = "auto",
@@ -217,6 +218,7 @@ def enqueue_step(
         row_ends: int32 [T], keys that each row of a prefill request sees; None without any.
         out: int32 [T, k] with contiguous rows, every element of it written if enabled.
         enabled: int32 [1] on the device; with 0 in it nothing is computed and nothing written.
+        settled: as for `indexer.select_paged`; of decode requests.
         workspace, on_stage, impl: as for `indexer.select_paged`.
 
     Raises:
@@ -234,7 +236,7 @@ def enqueue_step(
         _select_decode(
             q[:decode_rows], weights[:decode_rows], k_cache, seq_lens[:decode_requests],
             block_table[:decode_requests], k, out=out[:decode_rows], enabled=enabled,
-            workspace=workspace, on_stage=on_stage, impl=impl,
+            settled=settled, workspace=workspace, on_stage=on_stage, impl=impl,
         )  # fmt: skip
     if decode_requests == requests:
         return

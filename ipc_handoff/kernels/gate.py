@@ -3,7 +3,16 @@
 import triton
 import triton.language as tl
 
-from ipc_handoff.device import clear_stamps, line, look, nanoseconds, ring, stamp, stamps_of
+from ipc_handoff.device import (
+    clear_stamps,
+    first_thread,
+    line,
+    look,
+    nanoseconds,
+    ring,
+    stamp,
+    stamps_of,
+)
 from ipc_handoff.device_layout import AnswersWord, StagingWord
 from ipc_handoff.kernels.launch import dependent_launch
 from ipc_handoff.kernels.service_memory import ServiceMemory
@@ -40,7 +49,7 @@ CLEARED = tl.constexpr(128)
 def _otherwise(step, staging, closing, looks, since, bound, PTX: tl.constexpr):
     """Why not to wait any longer; 0: go on."""
     end = tl.full((), 0, tl.int32)
-    if nanoseconds(PTX) - since >= bound:
+    if first_thread(nanoseconds(PTX), PTX) - since >= bound:
         end = tl.full((), LATE, tl.int32)
     if looks % SELDOM == 0:
         if look(closing.to(tl.int64), PTX) != 0:
@@ -75,7 +84,7 @@ def gate_kernel(
     wanted = tl.load(live + LIVE) != 0
     at = line(staging, REQUESTS + ordinal)
     block = stamps_of(stamps, step, stamped, stamp_stride)
-    since = nanoseconds(PTX)
+    since = first_thread(nanoseconds(PTX), PTX)
     end = tl.full((), 0, tl.int32)
     if gate == GATE_PUBLISHED:
         wanted = tl.full((), True, tl.int1)

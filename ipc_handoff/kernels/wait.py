@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ipc_handoff.device import int32_at, line, look, nanoseconds, ring, stamp
+from ipc_handoff.device import first_thread, int32_at, line, look, nanoseconds, ring, stamp
 from ipc_handoff.device_layout import AnswersWord, StagingWord
 from ipc_handoff.kernels.launch import INDEX_BYTES, dependent_launch, together
 from ipc_handoff.kernels.words import Decision, Told, WaitEnd, WorkerState
@@ -21,6 +21,7 @@ ATTACHMENT = tl.constexpr(int(WorkerState.ATTACHMENT))
 LOST = tl.constexpr(int(WorkerState.LOST))
 LAYERS_ANSWERED = tl.constexpr(int(WorkerState.ANSWERED))
 LAYERS_INLINE = tl.constexpr(int(WorkerState.INLINE))
+IS_DETACHED = tl.constexpr(int(Decision.DETACHED))
 IS_ANSWERED = tl.constexpr(int(Decision.ANSWERED))
 IS_RESCUED = tl.constexpr(int(Decision.RESCUED))
 IS_INLINE = tl.constexpr(int(Decision.INLINE))
@@ -46,10 +47,9 @@ OFTEN = tl.constexpr(16)
 SELDOM = tl.constexpr(256)
 """The same for the host's memory, which is far away."""
 
-FEW_ROWS = 2
-"""So many rows one program hands back faster than a launch of its own would."""
-_WARPS = 4
-_BLOCK = 2048
+FEW_ROWS = 1
+"""So many rows the waiting warp hands back faster than a launch of its own would."""
+_BLOCK = 1024
 
 
 @triton.jit
@@ -58,13 +58,14 @@ def _otherwise(
 ):  # fmt: skip
     """Why to wait no longer (0: go on), the service's progress, and since when it is that."""
     end = tl.full((), 0, tl.int32)
-    if look(line(answers, CANCELLED), PTX) == step:
+    # The newest step that was given up: steps end in their order, and the host may be ahead.
+    if look(line(answers, CANCELLED), PTX) >= step:
         end = tl.full((), GIVEN_UP, tl.int32)
     if looks % SELDOM == 0:
         if look(order.to(tl.int64), PTX) == attachment:
             end = tl.full((), ABORTED, tl.int32)
     made = look(line(answers, PROGRESS), PTX)
-    now = nanoseconds(PTX)
+    now = first_thread(nanoseconds(PTX), PTX)
     if made != progress:
         since = now
     elif (end == 0) & (now - since >= bound):
@@ -104,7 +105,7 @@ def wait_kernel(
         done = line(answers, DONES + ordinal)
         end = tl.full((), 0, tl.int32)
         looks = tl.full((), 1, tl.int32)
-        since = nanoseconds(PTX)
+        since = first_thread(nanoseconds(PTX), PTX)
         progress = look(line(answers, PROGRESS), PTX)
         while end == 0:
             if look(done, PTX) == step:
@@ -142,6 +143,8 @@ def wait_kernel(
         else:
             tl.store(state + LAYERS_INLINE, layers_inline + 1)
             tl.store(state + CURRENT, 0)
+            # The next layer's inline kernels may look at it before that layer's staging ends.
+            tl.store(decision + IS_DETACHED, 1)
         if end == GIVEN_UP:
             count = tl.load(told + TOLD_CANCELLED)
             tl.debug_barrier()
@@ -173,5 +176,5 @@ def wait(memory: WorkerMemory, *, ordinal: int, bound: int, out: Tensor | None =
         memory.state, memory.decision, memory.order, memory.told, to, ordinal, bound, rows, stride,
         ROWS=padded_rows, K=k, BLOCK=min(_BLOCK, triton.next_power_of_2(k)),
         VECTOR=together(to.data_ptr(), stride * INDEX_BYTES, k * INDEX_BYTES),
-        PTX=memory.is_cuda, PDL=dependent, num_warps=_WARPS if rows else 1, launch_pdl=dependent,
+        PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
     )  # fmt: skip

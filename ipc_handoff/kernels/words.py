@@ -39,7 +39,9 @@ class Decision(IntEnum):
     """int32 words, 0 or 1, that say to all later kernels of a layer who computes it."""
 
     DETACHED = 0
-    """Written by staging. 1: no step is under way, the layer is computed inline at once."""
+    """Written by the first layer's staging, and by a wait that ends without an answer; staging of
+    the layers behind only confirms it. 1: no step is under way, the layer is computed inline.
+    """
     ANSWERED = 1
     """Written by the wait, as those below. 1: the answer is handed back."""
     RESCUED = 2

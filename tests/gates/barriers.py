@@ -4,6 +4,8 @@
 before the release, or load after the acquire, needs a barrier of the block in between. Read from
 the text, in its order. Stores of the first thread alone, which rings, may follow the barrier: a
 predicate's threads are computed as far as they depend on the thread's number only.
+
+And who looks is one warp, which goes by what its first thread saw.
 """
 
 import operator
@@ -19,6 +21,7 @@ _ACQUIRE = re.compile(r"\bld\.acquire\.sys\b")
 _BARRIER = re.compile(r"\bbar(rier)?\.(cta\.)?sync\b")
 _STORE = re.compile(r"(?:@(%p\d+)\s+)?st\.global\b")
 _LOAD = re.compile(r"\bld\.global\b")
+_WARP = 32
 _THREADS = re.compile(r"\.reqntid\s+(\d+)")
 _INSTRUCTION = re.compile(r"([a-z0-9.]+)\s+(%\w+),\s*([^;]+);")
 
@@ -38,9 +41,9 @@ class _Threads:
 
     def __init__(self, ptx: str) -> None:
         found = _THREADS.search(ptx)
-        count = int(found[1]) if found else 1024
-        self._known: dict[str, NDArray[Any]] = {"%tid.x": np.arange(count)}
-        self._everybody = np.ones(count, bool)
+        self.count = int(found[1]) if found else 1024
+        self._known: dict[str, NDArray[Any]] = {"%tid.x": np.arange(self.count)}
+        self._everybody = np.ones(self.count, bool)
 
     def run(self, line: str) -> None:
         """Take note of an instruction."""
@@ -74,6 +77,8 @@ def unordered(ptx: str) -> list[str]:
     if "st.release.sys" not in ptx and not _ACQUIRE.search(ptx):
         return wrong
     threads = _Threads(ptx)
+    if _ACQUIRE.search(ptx) and threads.count > _WARP:
+        wrong.append(f"{threads.count} threads look, and could leave for different reasons")
     stored: str | None = None
     looked = False
     for line in (text.strip() for text in ptx.splitlines()):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ipc_handoff.kernels import wait
 from tests.gates.kernels import ARCHITECTURES, Build
 
 _HERE = "ipc_handoff.kernels"
@@ -76,7 +77,8 @@ BUILDS = [
             _build("stage", "48 heads, unaligned", 8, pdl, Q_BYTES=6144, HEADS=48, BLOCK_Q=8192,
                    BLOCK_H=64, VECTOR=1),
             _build("wait", "", 1, pdl, ROWS=0, K=2048, BLOCK=2048, VECTOR=16),
-            _build("wait", "and hand 8 rows back", 16, pdl, ROWS=8, K=2048, BLOCK=2048, VECTOR=16),
+            _build("wait", "and hand back", 1, pdl, ROWS=wait.FEW_ROWS, K=2048, BLOCK=1024,
+                   VECTOR=16),
             _build("hand_back", "", 8, pdl, K=2048, BLOCK=2048, VECTOR=16),
             _build("hand_back", "k 100, unaligned", 8, pdl, K=100, BLOCK=128, VECTOR=4),
             _build("gate", "", 1, pdl),

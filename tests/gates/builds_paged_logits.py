@@ -34,11 +34,13 @@ class Form:
     by_row: bool = True
     """A length for each row, or one a request."""
     packed: bool = True
+    settled: bool = False
+    """Whether the kernel may return before the one ahead of it ends."""
 
 
 _OTHERS = (
     (1, Form(page=128)), (2, Form(page=32, by_row=False)), (4, Form(align=4)),
-    (1, Form(page=32, align=4, packed=False)),
+    (1, Form(page=32, align=4, packed=False)), (1, Form(settled=True)),
 )  # fmt: skip
 """Rows a request, and forms in which few shapes are compiled; all are in the usual one."""
 
@@ -51,7 +53,7 @@ def paged_build(
     constants: dict[str, Any] = dict(
         NEXT_N=next_n, LENGTHS=next_n if form.by_row else 1, HEADS=columns.heads, PAGE=form.page,
         PADDING=PADDING, PROGRAMS=132 * chosen.programs, BLOCK_N=chosen.block_keys,
-        STAGES=chosen.stages,
+        STAGES=chosen.stages, SETTLED=form.settled,
     ) | ({} if form.packed else dict.fromkeys(_PACKED))  # fmt: skip
     types = _TYPES | (_PACKED if form.packed else {})
     if chosen.kernel == "hopper":

@@ -11,13 +11,13 @@ _NUMBERS = dict.fromkeys(("given", "k", "width", "rows", "groups", "skew"), "i32
 _STRIDES = dict.fromkeys(("scores_stride", "out_stride"), "i64")
 
 
-def _select(sizes: Sizes, architectures: tuple[int, ...]) -> Build:
+def _select(sizes: Sizes, architectures: tuple[int, ...], settled: bool = False) -> Build:
     return Build(
-        f"topk {sizes}", "indexer_service.kernels.topk.kernel:topk_kernel",
+        f"topk {sizes} settled {settled}", "indexer_service.kernels.topk.kernel:topk_kernel",
         _POINTERS | _NUMBERS | _STRIDES,
         dict(SMALL=sizes.small, TILE=sizes.tile, CAPACITY=sizes.capacity, BLOCK=sizes.block,
              SAMPLE=sizes.sample,
-             MOST_SPLITS=plan.MOST_SPLITS, WARPS=sizes.warps, PTX=True,
+             MOST_SPLITS=plan.MOST_SPLITS, WARPS=sizes.warps, PTX=True, SETTLED=settled,
              PDL=architectures[0] >= 90),
         dict(num_warps=sizes.warps, maxnreg=sizes.registers), architectures,
         unaligned=("scores", "row_at", "row_start", "row_end", "arrived", "enabled", "out"),
@@ -31,4 +31,4 @@ BUILDS = [
         tuple(arch for arch in ARCHITECTURES if arch >= 90),
     )
     for sizes in plan.CONFIGURATIONS
-]
+] + [_select(plan.SHORT, (arch,), settled=True) for arch in ARCHITECTURES]

@@ -1,5 +1,7 @@
 """Kernels with a fault each, to show that the compile gate sees it."""
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 
@@ -85,3 +87,5 @@ BUILDS = {
 }  # fmt: skip
 BUILDS |= {build.name: build for build in HANDOFF if 90 in build.architectures}
 """Sound ones, for a tree from whose source the barriers were taken."""
+
+BUILDS["wait of four warps"] = replace(BUILDS["wait"], options=dict(num_warps=4))

@@ -116,8 +116,8 @@ def decided(both: Both) -> list[int]:
 def answered_steps(together: bool) -> None:
     both = Both.attached()
     for step in (11, 12, 13):
-        # A captured batch of 7 rows, of which the step has 5.
-        rows, captured = 5, 7
+        # A captured batch of 7 rows, of which the step has 5; one alone is handed back by the wait.
+        rows, captured = (1, 1) if together else (5, 7)
         both.publish(step, rows)
         both.service.step.fill_(step)
         gate(both.service, Gate.PUBLISHED, bound=0)
@@ -162,7 +162,7 @@ def forwards_without_a_publication() -> None:
         for ordinal in range(2):
             stage(both.worker, *queries(1, ordinal, 4), ordinal=ordinal, first=ordinal == 0)
             assert int(both.worker.detached) == 1
-            receive(both, out, ordinal, together=ordinal == 0)
+            receive(both, out[:1] if ordinal else out, ordinal, together=ordinal == 1)
             assert decided(both) == [1, 0, 0, 1]
 
     inline()
@@ -184,16 +184,16 @@ def begun(step: int) -> Both:
 
 
 def end_of_wait(both: Both, together: bool = False) -> list[int]:
-    out = torch.full((5, GEOMETRY.top_k), POISON, dtype=torch.int32)
+    out = torch.full((1 if together else 5, GEOMETRY.top_k), POISON, dtype=torch.int32)
     receive(both, out, 0, together)
     assert (out == POISON).all()
     return decided(both)
 
 
-def cancelled_step() -> None:
+def cancelled_step(word: int) -> None:
     both = begun(31)
-    both.answers[AnswersWord.CANCELLED * DEVICE_LINE :][:8].view(torch.int64).fill_(31)
-    assert end_of_wait(both) == [0, 0, 1, 1]
+    both.answers[AnswersWord.CANCELLED * DEVICE_LINE :][:8].view(torch.int64).fill_(word)
+    assert end_of_wait(both) == [1, 0, 1, 1]
     stage(both.worker, *queries(31, 1, 5), ordinal=1, first=False)
     assert int(both.worker.detached) == 1
     assert both.word(both.staging, StagingWord.DETACHED) == 0
@@ -207,7 +207,7 @@ def stalled_wait(together: bool) -> None:
     # The answer of another step, and of another layer of this one.
     both.answers[AnswersWord.DONES * DEVICE_LINE :][:8].view(torch.int64).fill_(40)
     both.answers[(AnswersWord.DONES + 1) * DEVICE_LINE :][:8].view(torch.int64).fill_(41)
-    assert end_of_wait(both, together) == [0, 0, 1, 1]
+    assert end_of_wait(both, together) == [1, 0, 1, 1]
     told = both.worker.told
     assert [int(told[name]) for name in (Told.LOST, Told.STEP, Told.LAYER)] == [1, 41, 0]
     assert int(told[Told.END]) == WaitEnd.STALLED
@@ -282,7 +282,8 @@ _CASES = {
     "answered steps": partial(answered_steps, False),
     "answered steps, handed back by the wait": partial(answered_steps, True),
     "forwards without a publication": forwards_without_a_publication,
-    "a cancelled step": cancelled_step,
+    "a cancelled step": partial(cancelled_step, 31),
+    "a cancelled step, and the next one too": partial(cancelled_step, 32),
     "a stalled wait": partial(stalled_wait, False),
     "a stalled wait that would hand back": partial(stalled_wait, True),
     "an aborted wait": aborted_wait,

@@ -38,6 +38,24 @@ def _disabled() -> None:
     assert (out == 77).all()
 
 
+def _settled() -> None:
+    """As without it, on and off, also in windows of keys."""
+    case = inputs.paged(LENGTHS, heads=16, dim=64, page=64)
+    expected = indexer.select_paged(*case.tensors, 40, impl="triton")
+    for workspace in (None, 1):
+        for on in (0, 1):
+            enabled = torch.full((1,), on, dtype=torch.int32)
+            out = torch.full_like(expected, 77)
+            indexer.select_paged(
+                *case.tensors, 40, out=out, workspace=workspace, enabled=enabled, settled=True,
+                impl="triton",
+            )  # fmt: skip
+            assert torch.equal(out, expected) if on else (out == 77).all()
+    assert torch.equal(
+        indexer.select_paged(*case.tensors, 40, settled=True, impl="triton"), expected
+    )
+
+
 _CASES = {
     "paged": _paged,
     "paged, two rows a request": partial(_paged, next_n=2),
@@ -46,6 +64,7 @@ _CASES = {
     "ragged": _ragged,
     "ragged, a row at a time": partial(_ragged, workspace=10_000),
     "disabled": _disabled,
+    "enabled or not, and settled": _settled,
 }
 
 RUNS = [Run(f"indexer {name}", check) for name, check in _CASES.items()]

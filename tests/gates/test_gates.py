@@ -129,6 +129,7 @@ def test_unrepaired_interpreter_gets_small_floats_wrong(repository: Path) -> Non
         (90, "spills", "spilled"),
         (90, "number", "compiled anew for other values of ['size']"),
         (90, "alignment", "compiled anew for other values of ['out']"),
+        (90, "wait of four warps", "128 threads look"),
     ],
 )
 def test_planted_faults_fail_in_the_compiler(
@@ -155,7 +156,7 @@ def test_an_fp8_store_compiles_where_the_hardware_has_it(repository: Path) -> No
     [
         ("publish", "between a store of all threads and the release"),
         ("stage", "between a store of all threads and the release"),
-        ("wait and hand 8 rows back", "between the acquire and a load"),
+        ("wait and hand back", "between the acquire and a load"),
     ],
 )
 def test_a_kernel_without_its_barriers_is_told_from_a_sound_one(

@@ -31,6 +31,7 @@ def select_paged(
     out: Tensor | None = None,
     workspace: int | None = None,
     enabled: Tensor | None = None,
+    settled: bool = False,
     impl: str = "auto",
     on_stage: Callable[[str], None] | None = None,
 ) -> Tensor:
@@ -47,6 +48,9 @@ def select_paged(
             tile (1 MiB) comes on top.
         enabled: int32 [1] on the tensors' device; with 0 in it nothing is computed and nothing
             written into `out`. It must not change before the call is done.
+        settled: `enabled` was final before the kernel ahead of this call in the stream began. With
+            0 in it, this call's kernels then return without waiting for that one: whoever comes
+            behind them must not take their end for its end.
         impl: "auto", "triton", "reference", or what else `mqa_logits.paged` takes.
         on_stage: called with "logits" after each window's scores and with "topk" after its
             selection, in the caller's thread. What it raises abandons the selection and
@@ -65,7 +69,10 @@ def select_paged(
     impl = mqa_logits.paged_implementation(impl, q, k_cache)
     tensors = (q, k_cache, weights, seq_lens, block_table)
     with on(q.device):
-        _selects(impl).select_paged(*tensors, k, out, workspace, enabled, on_stage, impl=impl)
+        _selects(impl).select_paged(
+            *tensors, k, out, workspace, enabled, on_stage,
+            settled=settled and enabled is not None, impl=impl,
+        )  # fmt: skip
     return out
 
 

@@ -39,9 +39,10 @@ def select_paged(
     enabled: Tensor | None,
     on_stage: OnStage,
     *,
+    settled: bool,
     impl: str,
 ) -> None:
-    """See `indexer.select_paged`; arguments are already checked."""
+    """See `indexer.select_paged`; arguments are already checked. `settled` saves nothing here."""
     answer = _private(enabled, out)
     if answer is None:
         return

@@ -41,6 +41,7 @@ def select_paged(
     enabled: Tensor | None,
     on_stage: OnStage,
     *,
+    settled: bool,
     impl: str,
 ) -> None:
     """See `indexer.select_paged`; arguments are already checked, `impl` is Triton."""
@@ -52,7 +53,7 @@ def select_paged(
     if not limit or not batch or (batch > 1 and room < 2 * request) or room < request:
         composed.select_paged(
             q, k_cache, weights, seq_lens, block_table, k, out, workspace, enabled, on_stage,
-            impl=impl,
+            settled=settled, impl=impl,
         )  # fmt: skip
         return
     room = min(room, batch * request + PADDING)
@@ -66,13 +67,13 @@ def select_paged(
     for window in range(windows(batch, next_n, limit, room)):
         paged_packed(
             q.view(torch.uint8), k_cache, weights, seq_lens, block_table, packed,
-            limit=limit, window=window, enabled=enabled,
+            limit=limit, window=window, enabled=enabled, settled=settled,
         )  # fmt: skip
         if on_stage:
             on_stage("logits")
         select_packed(
             packed.scores, packed.row_at, packed.row_end, packed.arrived, k, out,
-            longest=limit, enabled=enabled,
+            longest=limit, enabled=enabled, settled=settled,
         )  # fmt: skip
         if on_stage:
             on_stage("topk")

@@ -57,7 +57,7 @@ def rescue_kernel(
         table + request * table_row, scores + row * score_row, None, None, None, None, 1, heads,
         pages, limit, 0, 0, page_stride, weight_row, weight_head, 0, 0, 1, 0, table_column,
         score_row, NEXT_N, 1, ROWS, GROUPS, HEADS, D, PAGE, PADDED, 1, BLOCK_N, STAGES, ALIGN,
-        NATIVE, ASSEMBLY, False,
+        NATIVE, ASSEMBLY, False, False,
     )  # fmt: skip
     tl.debug_barrier()
     for j in range(NEXT_N):

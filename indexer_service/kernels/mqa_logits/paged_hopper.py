@@ -133,12 +133,15 @@ def hopper_kernel(
     back, table_row: gl.int64, table_column: gl.int64, score_row: gl.int64,
     NEXT_N: gl.constexpr, LENGTHS: gl.constexpr, HEADS: gl.constexpr, PAGE: gl.constexpr,
     PADDING: gl.constexpr, PROGRAMS: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, num_warps: gl.constexpr,
+    STAGES: gl.constexpr, SETTLED: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """As `paged_portable.portable_kernel`, with one matrix product a row.
 
     keys_map: e4m3 [pages, page, 128]; scales_map: fp32 [pages, page].
     """
+    if SETTLED:  # noqa: SIM102 - decided when compiling
+        if gl.load(enabled, volatile=True) == 0:
+            return
     PER_UNIT: gl.constexpr = PADDING // BLOCK_N
     BOX: gl.constexpr = box(PAGE, BLOCK_N)
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)

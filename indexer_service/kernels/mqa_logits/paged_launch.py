@@ -66,6 +66,7 @@ def paged_packed(
     limit: int,
     window: int = 0,
     enabled: Tensor | None = None,
+    settled: bool = False,
     configuration: Configuration | None = None,
 ) -> None:
     """Scores of one window's requests into rows that this lays out; see `packed`.
@@ -76,6 +77,7 @@ def paged_packed(
         limit: lengths above it (and above what the table has room for) are cut.
         window: its number; `packed.windows` says how many there are.
         enabled: int32 [1] on the device; with 0 in it nothing is written.
+        settled: as for `indexer.select_paged`.
     """
     limit = min(limit, block_table.shape[1] * k_cache.shape[1])
     batch, next_n = q.shape[:2]
@@ -86,7 +88,7 @@ def paged_packed(
         return
     step = span(len(packed.scores), next_n, limit)
     layout = dict(row_at=packed.row_at, row_end=packed.row_end, arrived=packed.arrived,
-                  enabled=enabled, span=step, window=window)  # fmt: skip
+                  enabled=enabled, settled=settled, span=step, window=window)  # fmt: skip
     _launch(q, k_cache, weights, seq_lens, block_table, packed.scores, limit, layout, configuration)
 
 
@@ -139,7 +141,8 @@ def _launch(
         score_row=0 if layout else scores.stride(0), NEXT_N=next_n,
         LENGTHS=next_n if by_row else 1, HEADS=columns.heads, PAGE=k_cache.shape[1],
         PADDING=PADDING, BLOCK_N=configuration.block_keys, STAGES=configuration.stages,
-        PROGRAMS=processors(q.device) * configuration.programs, num_warps=configuration.warps,
+        PROGRAMS=processors(q.device) * configuration.programs,
+        SETTLED=layout.get("settled", False), num_warps=configuration.warps,
     )  # fmt: skip
     gpu = q.device.type == "cuda"
     if arch >= HOPPER and gpu:

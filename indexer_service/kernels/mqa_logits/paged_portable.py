@@ -58,17 +58,21 @@ def portable_kernel(
     HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, PADDING: tl.constexpr,
     PROGRAMS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     ALIGN: tl.constexpr, NATIVE: tl.constexpr,
-    ASSEMBLY: tl.constexpr, PDL: tl.constexpr,
+    ASSEMBLY: tl.constexpr, SETTLED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Scores of all requests' rows.
 
     q: bytes [batch, NEXT_N, heads, D], contiguous. seq_lens: LENGTHS lengths a request.
     row_at: where rows lie is for this kernel to say (see `packed`); None if row r's score of
     position s, below the row's length, goes to scores[r * score_row + s].
-    enabled: int32 [1] or None; with 0 in it nothing is done.
+    enabled: int32 [1] or None; with 0 in it nothing is done. SETTLED: it was final before the
+    kernel ahead of this one began, which need then not be waited for to do nothing.
     HEADS: heads with padding. A request's rows are computed in GROUPS groups of ROWS.
     ALIGN: bytes that keys are aligned to.
     """
+    if SETTLED:  # noqa: SIM102 - decided when compiling
+        if tl.load(enabled, volatile=True) == 0:
+            return
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

@@ -72,7 +72,7 @@ def topk_kernel(
     rows, groups, skew, scores_stride: tl.int64, out_stride: tl.int64,
     SMALL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, SAMPLE: tl.constexpr,
     CAPACITY: tl.constexpr, MOST_SPLITS: tl.constexpr, WARPS: tl.constexpr, PTX: tl.constexpr,
-    PDL: tl.constexpr,
+    SETTLED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Indices of the k largest scores of each row, ascending, -1 at the tail.
 
@@ -81,10 +81,14 @@ def topk_kernel(
     With row_at (int64 [rows]) row r is scores[row_at[r], + row_end[r]); a negative row_at leaves
     the row alone. Without, it is columns [row_start[r], row_end[r]) of [0, width), at
     r * scores_stride, and indices count from row_start[r]. enabled: int32 [1], 0: do nothing.
+    SETTLED: there is `enabled`, and it was final before the two kernels ahead of this one began.
     arrived: int32 [rows], zero, and so again at the end. Launched for (programs, splits): programs
     take rows in turns, and there is one for each row unless there is one split.
     candidates: fp32 [programs, splits, 2, GROUP * groups], counts: int32 [programs, splits].
     """
+    if SETTLED:  # noqa: SIM102 - decided when compiling
+        if tl.load(enabled, volatile=True) == 0:
+            return
     if PDL:
         tl.extra.cuda.gdc_wait()
         # Launching the next kernel takes a while; it waits by itself for this one's end.

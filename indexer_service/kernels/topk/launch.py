@@ -47,6 +47,7 @@ def select_packed(
     *,
     longest: int,
     enabled: Tensor | None = None,
+    settled: bool = False,
 ) -> None:
     """The same for rows that lie one after the other.
 
@@ -58,12 +59,14 @@ def select_packed(
         out: int32 [R, k] with contiguous rows.
         longest: no row is longer; decides nothing but how many programs share a row.
         enabled: int32 [1]; with 0 in it nothing is written.
+        settled: as for `indexer.select_paged`.
     """
     if not len(row_at):
         return
     plan = planning.choose(len(row_at), longest, k, processors=processors(scores.device))
     run(
         plan, scores, k, out, row_at=row_at, row_end=row_end, arrived=arrived, enabled=enabled,
+        settled=settled,
     )  # fmt: skip
 
 
@@ -78,6 +81,7 @@ def run(
     row_end: Tensor | None = None,
     arrived: Tensor | None = None,
     enabled: Tensor | None = None,
+    settled: bool = False,
 ) -> None:
     """Launch the kernel as `plan` says; `arrived` may be missing if it says one split.
 
@@ -108,8 +112,8 @@ def run(
         skew, stride, out.stride(0),
         SMALL=sizes.small, TILE=sizes.tile, BLOCK=sizes.block, SAMPLE=sizes.sample,
         CAPACITY=sizes.capacity, MOST_SPLITS=planning.MOST_SPLITS, WARPS=sizes.warps,
-        PTX=device.type == "cuda", PDL=hopper, num_warps=sizes.warps, maxnreg=sizes.registers,
-        launch_pdl=hopper,
+        PTX=device.type == "cuda", SETTLED=settled, PDL=hopper, num_warps=sizes.warps,
+        maxnreg=sizes.registers, launch_pdl=hopper,
     )  # fmt: skip
 
 
