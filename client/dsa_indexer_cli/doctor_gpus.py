@@ -2,7 +2,9 @@
 
 import os
 import shutil
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -20,7 +22,9 @@ LOOK_SECONDS = 6.0
 OLDEST = (8, 0)
 """Compute capability from which on the kernels run."""
 
-PACKAGES = ("cuda-bindings", "triton")
+PACKAGES = {"cuda-bindings": "cuda.bindings", "triton": "triton"}
+"""By name, and a module of each."""
+
 INSTALL = "pip install 'dsa-indexer[gpu]'"
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _DEFAULT_PIPES = "/tmp/nvidia-mps"
@@ -39,10 +43,12 @@ def has_device_files() -> bool:
 
 def _version(package: str) -> str:
     """Empty: it is not installed."""
-    try:
+    with suppress(PackageNotFoundError):
         return version(package)
-    except PackageNotFoundError:
-        return ""
+    with suppress(ModuleNotFoundError):  # of the module's own package
+        if find_spec(PACKAGES[package]):
+            return "installed, of an unknown version"
+    return ""
 
 
 def look() -> GpuFacts:
@@ -63,12 +69,14 @@ def look() -> GpuFacts:
 
 
 def _who_holds_mps() -> str:
-    if mps_pipe().exists():
-        return (
-            f"(fix: {mps_pipe()} is a daemon that waits, dead, or another user's: "
-            f"{start_mps(own_folder=True)})"
-        )
+    if os.path.exists(mps_pipe()):  # False also where it may not be looked at.
+        return f"(fix: {another_mps()})"
     return "(fix: nvidia-smi must answer; see dmesg for Xid errors)"
+
+
+def another_mps() -> str:
+    """What to do where a daemon stands in the way."""
+    return f"{mps_pipe()} is dead, busy or another user's: {start_mps(own_folder=True)}"
 
 
 def driver_finding(facts: GpuFacts) -> Finding:

@@ -11,6 +11,7 @@ from dsa_indexer_cli.doctor_finding import Finding, split_fix
 from dsa_indexer_cli.doctor_gpus import (
     PACKAGES,
     allocator_finding,
+    another_mps,
     driver_finding,
     gpu_finding,
     has_device_files,
@@ -28,7 +29,7 @@ from dsa_indexer_cli.doctor_host import namespace_findings
 from dsa_indexer_cli.gpu_facts import GpuFacts
 from ipc_handoff.errors import RegionError
 
-_NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
+_NO_DEVICE, _OF_MPS = "CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_MPS_"
 _NOT_FIRST = "not measured: what fails above comes first"
 
 
@@ -73,6 +74,8 @@ def _without_facts(error: str) -> list[Finding]:
     if _NO_DEVICE in error or not has_device_files():
         return [_on_cpu()]
     problem, fix = split_fix(error)
+    if _OF_MPS in problem:
+        fix = another_mps()
     fix = fix or "nvidia-smi and a CUDA program must work here first"
     inline = "inline: nothing can be said of the GPUs"
     return [

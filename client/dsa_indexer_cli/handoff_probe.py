@@ -2,8 +2,8 @@
 
 `dsa-indexer doctor` starts both sides: `python -m dsa_indexer_cli.handoff_probe SIDE FD WORKER
 SERVICE`, with the ends of one socket and the ordinals of the GPUs. The worker prints the result.
-One row a layer; the answer is a sum over a few of its bytes, in place of a selection, so that what
-is measured is the hand-over alone. Both sides replay CUDA graphs, as they do for decode steps.
+One row a layer; its first words plus one are the answer, in place of a selection, so that what is
+measured is the hand-over alone. Both sides replay CUDA graphs, as they do for decode steps.
 """
 
 import json

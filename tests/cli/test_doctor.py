@@ -287,6 +287,7 @@ def test_a_package_without_a_driver_is_a_cpu_host(monkeypatch: pytest.MonkeyPatc
             "pip install 'dsa-indexer[gpu]'",
         ),
         ("cuda: Failed to dlopen libcuda.so.1 (fix: a host with a driver)", "a host with a driver"),
+        ("cuda: no: CUDA_ERROR_MPS_CONNECTION_FAILED (fix: a driver)", "another user's: "),
         ("ended with status -11: it said nothing", "nvidia-smi"),
     ],
 )
@@ -294,7 +295,7 @@ def test_gpus_that_cannot_be_asked_are_a_failure_in_words(
     monkeypatch: pytest.MonkeyPatch, message: str, fix: str
 ) -> None:
     _look_fails(monkeypatch, message)
-    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "900"})
     assert result.exit_code == 1
     assert "Traceback" not in result.output
     assert fix in result.output  # Brackets, too.
