@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attention_worker.device_handoff import DeviceHandoff
 from attention_worker.inline_kernels import InlineKernels
+from attention_worker.placed import check_inputs, check_placed
 from attention_worker.step_shape import StepShape
 from attention_worker.step_traces import StepTraces
 from indexer_client.attachment import Attachment, AttachRequest
@@ -140,13 +141,14 @@ class DeviceSteps(WorkerSession):
         Eager, once before each forward, outside of any capture; never waits for the device.
 
         Args:
-            inputs: tensors on the worker's device; `exact_query_start` is needed.
+            inputs: tensors on the worker's device, rows contiguous; `exact_query_start` is needed.
 
         Raises:
-            ValueError: they do not fit the agreed geometry; names the field.
+            ValueError: they do not fit the agreed geometry, or lie elsewhere; names the field.
         """
         self._check_process()
         inputs.check(self.geometry)
+        check_inputs(inputs, self._device)
         shape = StepShape.of(inputs)
         self._traces.end_step()
         self._look_after_attachment()
@@ -184,20 +186,22 @@ class DeviceSteps(WorkerSession):
             layer: id; layers come in the geometry's order.
             q: e4m3 [T, heads, head_dim] (float8_e4m3fn or its bytes), rows contiguous; T may be
                 more than the step's rows.
-            weights: fp32 [T, heads].
+            weights: fp32 [T, heads], rows contiguous.
             out: int32 [T, top_k], rows contiguous; request-local indices, -1 at the tail. Rows
                 behind the step's get -1.
             first: it is the forward's first layer that has an indexer; by default the geometry's
                 first one is.
 
         Raises:
-            ValueError: another layer, a tensor of another shape or dtype, or a capture of a
-                forward that is not of decodes only.
+            ValueError: another layer, a tensor of another shape, dtype, device or stride, or a
+                capture of a forward that is not of decodes only.
         """
         if layer not in self._ordinals:
             known = ", ".join(map(str, self.geometry.layers))
             raise ValueError(f"layer: {layer} has no indexer (fix: one of {known})")
         check_tensors(self.geometry, len(q), q, weights, out)
+        for name, tensor in (("q", q), ("weights", weights), ("out", out)):
+            check_placed(name, tensor, self._device)
         shape = self._shape_of_forward(len(q), q.is_cuda)
         if self._handoff is None:
             self._inline.select(layer, q, weights, shape, out)
