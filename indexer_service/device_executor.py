@@ -22,7 +22,7 @@ from indexer_service.launch_budget import LaunchBudget
 from indexer_service.plans import check_plan
 from indexer_service.preparation import Preparation
 from indexer_service.session_regions import DeviceViews
-from indexer_service.step_graphs import GraphKey, StepGraphs, key_of, shape_of
+from indexer_service.step_graphs import GraphKey, StepGraphs, first_shapes, key_of, shape_of
 from indexer_service.step_inputs import k_caches_of
 from indexer_service.step_kernels import RESULT_HEAD, STEP_WORDS, StepKernels, StepShape
 from indexer_service.step_slots import StepSlot, StepSlots
@@ -31,17 +31,6 @@ from ipc_handoff.kernels.clock import clock_offset
 _SPIN_SECONDS = 0.001
 _LAUNCHES_A_STEP = 5
 _NANOSECONDS = 1_000_000_000
-
-_MIXED = StepShape(
-    slot=0,
-    decode_requests=1,
-    rows_per_decode=1,
-    offsets=(0, 1, 2),
-    length_bounds=(1, 1),
-    columns=1,
-    ordinals=(0,),
-)
-"""One decode request and one prefill request, in the first layer."""
 
 
 class DeviceExecutor:
@@ -159,7 +148,8 @@ class DeviceExecutor:
             if not self._prepared and not self.last_step:
                 # Compiles the rest. All words are 0, and so is the step: no gate waits. Nobody
                 # looks at answers of no step.
-                kernels.launch(_MIXED, caches[:1])
+                for shape in first_shapes(geometry):
+                    kernels.launch(shape, caches[:1])
                 capturing.synchronize()
             self._prepared.add(rows_per_decode)
 

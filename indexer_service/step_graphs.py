@@ -62,6 +62,28 @@ def shape_of(key: GraphKey, geometry: HandoffGeometry) -> StepShape:
     )
 
 
+def first_shapes(geometry: HandoffGeometry) -> list[StepShape]:
+    """The smallest launches that have every kernel made, in the first layer: one of a decode and a
+    prefill request, or one of each where both together are more than there can be.
+    """
+    if min(geometry.max_requests, geometry.max_rows) >= 2:
+        return [_smallest(decode_requests=1, requests=2)]
+    return [_smallest(decode_requests=1, requests=1), _smallest(decode_requests=0, requests=1)]
+
+
+def _smallest(decode_requests: int, requests: int) -> StepShape:
+    """One row, and one key, a request."""
+    return StepShape(
+        slot=0,
+        decode_requests=decode_requests,
+        rows_per_decode=1,
+        offsets=range(requests + 1),
+        length_bounds=[1] * requests,
+        columns=1,
+        ordinals=(0,),
+    )
+
+
 class StepGraphs:
     """The graphs of one attachment."""
 

@@ -265,7 +265,15 @@ def copy_checked(
         pages, page_size: of the smallest K cache that the step reads.
         row_ends: int32 [rows]: of each row of a prefill request, how many keys it sees. Needs
             exact offsets.
+
+    Raises:
+        ValueError: `bucket` is more than `inputs` has room for.
     """
+    if not 1 <= bucket <= len(inputs.seq_lens):
+        raise ValueError(
+            f"bucket: {bucket} requests, inputs hold {len(inputs.seq_lens)} "
+            "(fix: 1 to the max_requests that inputs were made for)"
+        )
     with on(inputs.seq_lens.device):
         copy_checked_kernel[(bucket,)](
             numbers, query_start, seq_lens, block_table, inputs.seq_lens, inputs.block_table,

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -19,14 +20,15 @@ import torch
 from triton.runtime import interpreter
 
 from dsa_indexer.v1 import indexer_pb2 as pb
-from indexer_service import step_kernels
+from indexer_service import device_executor, step_graphs, step_kernels
 from indexer_service.attachment import Attachment
 from indexer_service.device_executor import DeviceExecutor
 from indexer_service.engine import EngineSettings
 from indexer_service.engines.triton import TritonEngine
 from indexer_service.executor import StepCancelled
+from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, numbers_size
 from indexer_service.session_regions import DeviceViews
-from indexer_service.step_kernels import StepKernels, tensor_at
+from indexer_service.step_kernels import StepKernels, StepShape, tensor_at
 from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord, StagingWord
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.wakeups import Wakeup
@@ -50,10 +52,11 @@ class _Prepared(TritonEngine):
 class Bench:
     """An executor and its worker, in one thread."""
 
-    def __init__(self, gate_bound: float = 0.0) -> None:
-        self.worker = worker = HandWorker(GEOMETRY, CPU)
+    def __init__(self, gate_bound: float = 0.0, geometry: HandoffGeometry = GEOMETRY) -> None:
+        self.geometry = geometry
+        self.worker = worker = HandWorker(geometry, CPU)
         attachment = Attachment(
-            epoch=EPOCH, geometry=GEOMETRY, control=worker.service_control(),
+            epoch=EPOCH, geometry=geometry, control=worker.service_control(),
             bank=DeviceViews(worker.staging, worker.answers), k_cache=worker.k_caches.get,
             wake_service=Wakeup(), wake_worker=Wakeup(),
         )  # fmt: skip
@@ -68,8 +71,9 @@ class Bench:
 
     def answers(self, step: int) -> torch.Tensor:
         """int32 [max_rows, top_k], of the step's slot."""
-        at = self.worker.answers + GEOMETRY.device.answers_at(step % GEOMETRY.slots)
-        return tensor_at(at, (GEOMETRY.max_rows, GEOMETRY.top_k), torch.int32, CPU)
+        g = self.geometry
+        at = self.worker.answers + g.device.answers_at(step % g.slots)
+        return tensor_at(at, (g.max_rows, g.top_k), torch.int32, CPU)
 
     def word(self, region: int, number: int) -> torch.Tensor:
         return tensor_at(region + number * DEVICE_LINE, (1,), torch.int64, CPU)
@@ -147,6 +151,43 @@ def mixed() -> None:
     bench.check(step, bench.run(step))
     step = bench.worker.make([9, 20], [380, 20], decode=0, exact_lengths=False)
     bench.check(step, bench.run(step))
+
+
+def one_request_or_one_row() -> None:
+    """Geometries in which no decode request fits beside a prefill request."""
+    run = StepKernels.launch
+    for max_requests, max_rows in ((1, 1), (1, 8), (3, 1)):
+        geometry = replace(GEOMETRY, max_requests=max_requests, max_rows=max_rows)
+        made = []
+
+        def launch(kernels: StepKernels, shape: StepShape, *rest: Any, made: Any = made) -> None:
+            made.append((shape.decode_requests > 0, shape.decode_requests < shape.requests))
+            run(kernels, shape, *rest)
+
+        try:
+            with patch.object(StepKernels, "launch", launch):
+                bench = Bench(geometry=geometry)
+        except ValueError as error:
+            raise AssertionError(f"{max_requests} requests, {max_rows} rows: {error}") from error
+        assert made == [(True, False), (False, True)], made
+        for length in (384, 7):
+            step = bench.worker.make([1], [length])
+            bench.check(step, bench.run(step))
+        step = bench.worker.make([max_rows], [90], decode=0)
+        bench.check(step, bench.run(step))
+
+
+def a_bucket_that_has_no_room() -> None:
+    inputs = DeviceInputs(1, 6, CPU)
+    numbers = torch.zeros(numbers_size(1), dtype=torch.int32)
+    offsets, lengths = torch.arange(3, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    table = torch.zeros(2, 6, dtype=torch.int32)
+    try:
+        copy_checked(inputs, numbers, offsets, lengths, table, bucket=2, pages=1, page_size=64)
+    except ValueError as error:
+        assert str(error).startswith("bucket: 2 requests, inputs hold 1 (fix: "), error
+    else:
+        raise AssertionError("not refused")
 
 
 def launches_are_told() -> None:
@@ -284,7 +325,7 @@ CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
     for case in (
         decode_of_every_size, unknown_lengths, two_rows_a_request_without_a_graph, mixed,
-        launches_are_told, faults,
+        one_request_or_one_row, a_bucket_that_has_no_room, launches_are_told, faults,
         not_published, second_layer_does_not_come, newer, detached, closing,
         refused_plans_are_given_up, stamps,
     )
@@ -295,12 +336,18 @@ def _planted() -> Iterator[tuple[Any, ...]]:
     """name, the case, and what is replaced by what: a guard that is taken out."""
     yield "a step of before passes the gate", not_published, step_kernels, "gate", _no_gate
     yield "given up in any order", refused_plans_are_given_up, DeviceExecutor, "give_up", _tell_all
+    name = "a first launch that does not fit"
+    yield name, one_request_or_one_row, device_executor, "first_shapes", _mixed_always
     yield "faults are not looked at", faults, step_kernels, "copy_checked", _unchecked
 
 
 def _no_gate(memory: Any, kind: Any, **_: Any) -> None:
     """As if the words were right."""
     memory.live[:] = torch.tensor([1, 1, int(memory.live[2]) if kind else 0], dtype=torch.int32)
+
+
+def _mixed_always(geometry: HandoffGeometry) -> list[StepShape]:
+    return [step_graphs._smallest(decode_requests=1, requests=2)]
 
 
 def _tell_all(executor: DeviceExecutor, step: int) -> None:

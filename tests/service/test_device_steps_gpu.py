@@ -66,6 +66,16 @@ def test_decode_steps_of_every_size(bench: GpuBench) -> None:
     assert bench.stream.graphs == graphs
 
 
+def test_a_session_of_one_request_and_one_row(engine: TritonEngine) -> None:
+    bench = GpuBench(engine, geometry=replace(GEOMETRY, max_requests=1, max_rows=1))
+    try:
+        for _ in range(3):
+            answered(bench, decode(bench, 1))
+        answered(bench, bench.worker.make([1], lengths(1), decode=0))
+    finally:
+        bench.close()
+
+
 def test_lengths_that_only_the_device_knows(bench: GpuBench) -> None:
     for size in (1, 5):
         answered(bench, decode(bench, size, exact_lengths=False))
