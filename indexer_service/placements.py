@@ -10,6 +10,8 @@ _MPS = pb.Placement.Name(pb.PLACEMENT_MPS)
 _TIMESLICE = pb.Placement.Name(pb.PLACEMENT_TIMESLICE)
 _PEER_GPU = pb.Placement.Name(pb.PLACEMENT_PEER_GPU)
 
+_START_MPS = "start nvidia-cuda-mps-control before worker and service"
+
 
 def agree_placement(
     request: pb.OpenSessionRequest, device: ServiceDevice
@@ -36,7 +38,7 @@ def agree_placement(
         raise precondition(
             "placement",
             f"PLACEMENT_CPU, and this service runs on {device.gpu_uuid}",
-            f"{_MPS}, {_TIMESLICE} or {_PEER_GPU}, or a service on the CPU",
+            f"{_MPS} or {_PEER_GPU}, or a service on the CPU",
         )
     if request.worker.gpu_uuid == device.gpu_uuid:
         return _on_one_gpu(request.placement, device.ordinal)
@@ -64,19 +66,22 @@ def _on_one_gpu(wanted: pb.Placement, ordinal: int) -> tuple[pb.Placement, str]:
         raise precondition(
             "placement",
             f"{_PEER_GPU}, and worker and service are on one GPU",
-            f"{_MPS} or {_TIMESLICE}, or a service on another GPU",
+            f"{_MPS}, or a service on another GPU",
         )
     if wanted == pb.PLACEMENT_TIMESLICE:
-        return wanted, "placement timeslice: asked for, on the worker's GPU"
+        raise precondition(
+            "placement", f"{_TIMESLICE} is not finished", f"{_START_MPS}, and {_MPS}"
+        )
     if cuda.runs_under_mps(ordinal):
         return pb.PLACEMENT_MPS, "placement mps: the worker's GPU, and MPS is running there"
-    if wanted == pb.PLACEMENT_MPS:
-        raise precondition(
-            "placement",
-            f"{_MPS}, and this service does not run under MPS",
-            f"start nvidia-cuda-mps-control before worker and service, or {_TIMESLICE}",
-        )
-    return pb.PLACEMENT_TIMESLICE, "placement timeslice: the worker's GPU, where no MPS is running"
+    # Without MPS two processes take turns on a GPU: a gate that polls would burn this one's turn
+    # while the worker that it waits for has none.
+    asked = _MPS if wanted == pb.PLACEMENT_MPS else "worker and service are on one GPU"
+    raise precondition(
+        "placement",
+        f"{asked}, and this service does not run under MPS",
+        f"{_START_MPS}, or a service on another GPU",
+    )
 
 
 def _on_two_gpus(request: pb.OpenSessionRequest, device: ServiceDevice) -> tuple[pb.Placement, str]:

@@ -91,7 +91,7 @@ def test_a_session_that_wants_no_such_service_never_looks_for_one(
 
 @pytest.fixture
 def here() -> Iterator[Process]:
-    with running_as(Process(Machine(), 200)) as process:
+    with running_as(Process(Machine(mps=True), 200)) as process:
         yield process
 
 
@@ -118,7 +118,7 @@ def test_memory_is_registered_as_what_it_is(
         k_caches={layer: SharedTensor.of_cuda(tensor) for layer, tensor in tensors.items()},
         configuration_hash="",
         tracing=None,
-        placement=SLICE,
+        placement=MPS,
     )
     pool = BankPool(lambda number: DeviceBank(GEOMETRY, number, 0, 0), 1)
     bank = pool.take()
@@ -127,9 +127,9 @@ def test_memory_is_registered_as_what_it_is(
         attachment = Attachment(request, bank, lambda: None, lambda steps: None)
         attachment.open()
         (session,) = service.status().sessions
-        assert session.placement == SLICE
+        assert session.placement == MPS
         assert session.worker.gpu_uuid == worker.gpu_uuid
-        assert any("timeslice" in reason for reason in attachment.reasons)
+        assert any("mps" in reason for reason in attachment.reasons)
         attachment.close(pool)
     (registered,) = asked
     regions = {region.name: region for region in registered.regions}
@@ -149,6 +149,7 @@ def test_memory_is_registered_as_what_it_is(
 
 def test_a_service_that_cannot_have_the_placement_is_refused(here: Process, tmp_path: Path) -> None:
     settings = ClientSettings(address=f"unix:{tmp_path}/d/i.sock")
+    here.machine.mps = False
     worker = worker_identity("on a GPU")
     worker.gpu_uuid = here.machine.uuid(0)
     request = AttachRequest(settings, worker, GEOMETRY, {}, "", None, placement=MPS)

@@ -77,7 +77,7 @@ class GpuWorker(Worker):
 
 @pytest.fixture
 def here() -> Iterator[Process]:
-    with running_as(Process(Machine(), 200)) as process:
+    with running_as(Process(Machine(mps=True), 200)) as process:
         yield process
 
 
@@ -108,7 +108,7 @@ def test_the_service_says_which_gpu_it_is_on(service: LocalService, here: Proces
 def test_a_bank_and_caches_are_mapped_and_shown_where_they_are(
     worker: GpuWorker, here: Process
 ) -> None:
-    assert worker.session.placement == pb.PLACEMENT_TIMESLICE
+    assert worker.session.placement == pb.PLACEMENT_MPS
     mapped_bytes = worker.register(*worker.regions().values())
     device_bytes = LAYOUT.staging_size + LAYOUT.answers_size + 2 * 8 * 32 * 132
     assert mapped_bytes == device_bytes + GEOMETRY.control.size

@@ -37,11 +37,8 @@ def agreed(here: Process, wanted: int, gpu: int, mps: bool) -> tuple[pb.Placemen
     ("wanted", "gpu", "mps", "placement", "why"),
     [
         (AUTO, SAME, True, MPS, "placement mps: the worker's GPU, and MPS is running there"),
-        (AUTO, SAME, False, SLICE, "placement timeslice: the worker's GPU, where no MPS"),
         (AUTO, PEERS, True, PEER, "placement peer_gpu: the worker is on another GPU"),
         (MPS, SAME, True, MPS, "placement mps: "),
-        (SLICE, SAME, True, SLICE, "placement timeslice: asked for"),
-        (SLICE, SAME, False, SLICE, "placement timeslice: asked for"),
         (PEER, PEERS, False, PEER, "placement peer_gpu: asked for"),
     ],
 )
@@ -56,6 +53,9 @@ def test_honoured(
     ("wanted", "gpu", "mps", "field", "parts"),
     [
         (MPS, SAME, False, "placement", ("does not run under MPS", "nvidia-cuda-mps-control")),
+        (AUTO, SAME, False, "placement", ("does not run under MPS", "nvidia-cuda-mps-control")),
+        (SLICE, SAME, True, "placement", ("TIMESLICE is not finished", "nvidia-cuda-mps-control")),
+        (SLICE, SAME, False, "placement", ("TIMESLICE is not finished", "nvidia-cuda-mps-control")),
         (PEER, SAME, True, "placement", ("on one GPU", "PLACEMENT_MPS")),
         (MPS, PEERS, True, "placement", ("PLACEMENT_MPS, but the worker is on", "PEER_GPU")),
         (SLICE, PEERS, True, "placement", ("PLACEMENT_TIMESLICE, but", "PEER_GPU")),
@@ -74,6 +74,8 @@ def test_refused(
     assert text.startswith(f"{field}: "), text
     assert "(fix: " in text
     assert all(part in text for part in parts), text
+    # Nothing that is refused is advised.
+    assert "TIMESLICE" not in text.partition("(fix: ")[2]
 
 
 def test_a_gpu_that_the_service_does_not_see_is_refused_with_the_variable(here: Process) -> None:
