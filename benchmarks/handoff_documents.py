@@ -52,14 +52,14 @@ def _decode_table(found: dict[str, Any]) -> str:
                     f"{whole['not_hidden_us']:.0f}",
                     f"{whole['not_ahead_us']:.0f}",
                     _share(alone),
-                    "yes" if alone["equal"] and whole["equal"] else "**no**",
+                    _right(alone) if _right(whole) == "all" else _right(whole),
                 )
             )
     head = (
         "placement", "requests", "context", "inline, µs a layer", "added", "p99 of layers",
         "step with attention, ms: inline", "remote", "ratio",
         "plan and wake-up not hidden, µs: step after step", "with the GPU idle before",
-        "share of waiting", "same bits",
+        "share of waiting", "answered, the same bits",
     )  # fmt: skip
     return markdown_table(head, rows)
 
@@ -91,6 +91,11 @@ def _other_table(found: dict[str, Any]) -> str:
 
 def _number(values: dict[str, Any], name: str) -> str:
     return f"{values[name]:.1f}" if name in values else ""
+
+
+def _right(values: dict[str, Any]) -> str:
+    """Whether the service answered every layer, and with the same bits."""
+    return "all" if values["equal"] and values["answered"] else "**no**"
 
 
 def _share(values: dict[str, Any]) -> str:

@@ -61,6 +61,10 @@ class Work:
             rope=normal(MOST_REQUESTS, ATTENTION_HEADS, WIDTH - LATENT).to(torch.bfloat16),
         )
 
+    def change(self, number: int, rows: int) -> None:
+        """Other queries for some layers: no step's answers are another's."""
+        self.q[number % DIFFERENT, :rows].bitwise_xor_(1)
+
 
 def _k_cache(
     pages: int, normal: Callable[..., Tensor], source: torch.Generator, device: torch.device
@@ -128,10 +132,8 @@ class Decode:
                 slots = to_slots(self.out[layer], requests, self.inputs.block_table, PAGE)
                 attend((work.latent[:rows], work.rope[:rows]), work.kv_cache, slots, 0.1)
 
-    def begin(self, number: int) -> int:
-        """A step whose data differ from those of the step before."""
-        generation = number % DIFFERENT
-        self.work.q[generation, : self.requests].bitwise_xor_(1)
+    def begin(self) -> int:
+        """`begin_step`; the step's number."""
         return self.indexer.begin_step(self.inputs)
 
     def replay(self) -> float:

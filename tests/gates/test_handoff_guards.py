@@ -1,0 +1,49 @@
+"""Each guard of the hand-over's kernels is taken out of a copy of the source: a run must fail."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton exists on Linux only")
+
+from tests.gates.test_gates import lines
+
+GUARDS = [
+    ("gate.py", "if look(at, PTX) == step:", "if look(at, PTX) != 0:", "PUBLISHED ends: LATE"),
+    ("gate.py", "if look(line(staging, PUBLISHED), PTX) != step:", "if step < 0:",
+     "FIRST_LAYER ends: NEWER"),
+    ("gate.py", "tl.store(live + LIVE, (end == PASSED).to(tl.int32))", "tl.store(live + LIVE, 1)",
+     "LAYER ends: LATE"),
+    ("done.py", "if tl.load(live + LIVE) != 0:", "if step > 0:", "LAYER ends: LATE"),
+    ("wait.py", "if look(done, PTX) == step:", "if look(done, PTX) != 0:", "a stalled wait"),
+    ("wait.py", "look(line(answers, CANCELLED), PTX) >= step",
+     "look(line(answers, CANCELLED), PTX) == step", "and the next one too"),
+    ("wait.py", "tl.store(decision + IS_DETACHED, 1)", "pass", "a cancelled step"),
+    ("wait.py", "mask=inside & (row < rows) & answered", "mask=inside & (row < rows)",
+     "a stalled wait that would hand back"),
+    ("hand_back.py", "if answered != 0:", "if step_rows > 0:", "a stalled wait"),
+    ("publish.py", "is_lost = tl.load(state + LOST) == attachment", "is_lost = attachment < 0",
+     "a stalled wait"),
+    ("publish.py", "other=-1", "other=0", "answered steps"),
+    ("stage.py", "tl.store(state + ARMED, 0)", "pass", "forwards without a publication"),
+]  # fmt: skip
+"""File, what stands there, what is put in its place, and a run that must see it."""
+
+
+@pytest.mark.parametrize(("file", "guard", "without", "run"), GUARDS)
+def test_a_guard_taken_out_is_seen(
+    file: str, guard: str, without: str, run: str, repository: Path, tmp_path: Path
+) -> None:
+    for package in ("indexer_service", "attention_worker", "tests", "client", "proto"):
+        (tmp_path / package).symlink_to(repository / package)
+    shutil.copytree(repository / "ipc_handoff", tmp_path / "ipc_handoff")
+    path = tmp_path / "ipc_handoff" / "kernels" / file
+    text = path.read_text()
+    assert text.count(guard) == 1
+    path.write_text(text.replace(guard, without))
+    results = lines(tmp_path, "tests.gates.interpret", run)
+    assert results
+    errors = [str(result["error"]) for result in results if result["error"]]
+    assert errors
+    assert all(error.startswith("AssertionError") for error in errors)
