@@ -66,7 +66,8 @@ def agree(
         ServiceError: INVALID_ARGUMENT, FAILED_PRECONDITION or RESOURCE_EXHAUSTED.
     """
     worker = checked_worker(request.worker)
-    geometry = checked_geometry(request, max_bank_bytes)
+    on_gpu = device.ordinal is not None
+    geometry = checked_geometry(request, max_bank_bytes, on_gpu=on_gpu)
     placement, why_placement = agree_placement(request, device)
     signalling, why_signalling = _signalling(request.signalling, has_host_memory)
     why_engine = _engine(request, configuration)

@@ -15,6 +15,8 @@ PAGE_SIZES = (32, 64, 128)
 MAX_TOP_K = 4096
 MAX_LAYERS = 1024
 MAX_SLOTS = 64
+# A step's staging must not be written over before the worker's next publication shows.
+MIN_SLOTS_ON_GPU = 2
 # Lengths are staged as int32.
 MAX_CONTEXT = 2**31 - 1
 MAX_GROUP = 1024
@@ -65,8 +67,13 @@ def _too_long(field: str, text: str) -> ServiceError:
     return invalid(field, f"{len(text)} characters", f"at most {_NAME_CHARACTERS}")
 
 
-def checked_geometry(request: pb.OpenSessionRequest, max_bank_bytes: int) -> HandoffGeometry:
+def checked_geometry(
+    request: pb.OpenSessionRequest, max_bank_bytes: int, *, on_gpu: bool
+) -> HandoffGeometry:
     """The geometry and layout that a session asks for.
+
+    Args:
+        on_gpu: the session's selections are computed on a GPU.
 
     Raises:
         ServiceError: INVALID_ARGUMENT; FAILED_PRECONDITION for another layout than ours;
@@ -83,8 +90,10 @@ def checked_geometry(request: pb.OpenSessionRequest, max_bank_bytes: int) -> Han
             f"{request.layout.version}, the service has {LAYOUT_VERSION}",
             "the same dsa-indexer version on both sides",
         )
-    if not 1 <= request.layout.slots <= MAX_SLOTS:
-        raise invalid("layout.slots", f"{request.layout.slots}", f"1 to {MAX_SLOTS}")
+    fewest = MIN_SLOTS_ON_GPU if on_gpu else 1
+    if not fewest <= request.layout.slots <= MAX_SLOTS:
+        where = " on a GPU" if on_gpu else ""
+        raise invalid("layout.slots", f"{request.layout.slots}{where}", f"{fewest} to {MAX_SLOTS}")
     geometry = handoff_geometry(request.geometry, request.layout.slots)
     size = geometry.control.size + geometry.staging.size + geometry.answers.size
     if size > max_bank_bytes:

@@ -20,7 +20,14 @@ from ipc_handoff.descriptors import FIRST_REGION_TOKEN
 from ipc_handoff.device_banks import DeviceBank
 from ipc_handoff.regions import SharedTensor, TensorSpec
 from ipc_handoff.wire import cuda_region, host_region
-from tests.service.support import GEOMETRY, LocalService, Worker, refused, running
+from tests.service.support import (
+    GEOMETRY,
+    LocalService,
+    Worker,
+    open_request,
+    refused,
+    running,
+)
 from tests.support.fake_cuda import Machine, Process, running_as
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -103,6 +110,14 @@ def all_bytes(process: Process, address: int, size: int) -> torch.Tensor:
 
 def test_the_service_says_which_gpu_it_is_on(service: LocalService, here: Process) -> None:
     assert service.status().gpu_uuid == here.machine.uuid(0)
+
+
+def test_a_session_needs_two_slots(service: LocalService, here: Process) -> None:
+    worker = pb.Worker(instance="one slot", gpu_uuid=here.machine.uuid(0))
+    opens = service.stub().OpenSession
+    with refused(INVALID, "layout.slots", "2 to"):
+        opens(open_request(replace(GEOMETRY, slots=1), worker=worker))
+    assert opens(open_request(replace(GEOMETRY, slots=2), worker=worker)).session_id
 
 
 def test_a_bank_and_caches_are_mapped_and_shown_where_they_are(
