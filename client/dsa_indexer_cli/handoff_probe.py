@@ -52,7 +52,6 @@ _Q_WORDS = GEOMETRY.heads * GEOMETRY.head_dim // 4
 
 _STEPS, _UNTIMED = 15, 3
 _ATTACHMENT = 1
-_NO_STEP = 1 << 60
 
 _WAIT_BOUND, _GATE_BOUND = 200_000_000, 1_000_000_000  # ns
 _AHEAD_SECONDS = 0.003
@@ -130,15 +129,12 @@ def serve(peer: Peer, worker_gpu: int, service_gpu: int) -> dict[str, Any]:
         opened[ANSWERS].pointer,
     )
     numbers = torch.arange(_STEPS + 1, dtype=torch.int64, pin_memory=True)
-    # What runs while capturing is given up by its gates at once.
-    memory.step.fill_(_NO_STEP)
-    memory.closing.fill_(1)
+    # What runs before capturing is step 0, which a new bank says is published and staged.
     graphs = [
         _captured(partial(_answer_step, memory, _slot_views(opened, slot)))
         for slot in range(GEOMETRY.slots)
     ]
     stream.synchronize()
-    memory.closing.zero_()
     peer.say(ready=True)
     try:
         while True:

@@ -1,7 +1,10 @@
 """The measured hand-over's two sides: what they say to each other, and of what went wrong."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -91,3 +94,29 @@ def test_an_export_arrives_as_it_was_sent() -> None:
         offer = json.loads(json.dumps(handoff_probe._offer(bank, "staging")))
         assert handoff_probe._export(offer) == bank.memories["staging"].export  # type: ignore[attr-defined]
         assert isinstance(handoff_probe._export(offer), CudaExport)
+
+
+def _interpreted(addend: int) -> tuple[int, Any]:
+    """The worker's status and what it printed."""
+    steps = handoff_probe._UNTIMED + 1
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.cli.interpreted_probe", str(steps), str(addend)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.stdout, result.stderr
+    return result.returncode, json.loads(result.stdout)
+
+
+def test_both_sides_take_every_step_in_triton_s_interpreter() -> None:
+    status, found = _interpreted(addend=1)
+    assert status == 0, found
+    assert found["steps"] == 1
+
+
+def test_wrong_answers_are_noticed_in_triton_s_interpreter() -> None:
+    status, found = _interpreted(addend=2)
+    assert status == 1
+    assert found == {"error": "worker: step 1: other answers came than the service gave"}
