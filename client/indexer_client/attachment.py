@@ -16,6 +16,7 @@ from indexer_client.agreement import check_opened
 from indexer_client.control_plane import ControlPlane
 from indexer_client.errors import REFUSALS, AttachRefused, IndexerError
 from indexer_client.plan_channel import PlanChannel, RingPlans, StreamPlans
+from indexer_client.registering import Registering
 from indexer_client.remote_traces import RemoteTraces
 from indexer_client.settings import ClientSettings
 from ipc_handoff.addresses import socket_path
@@ -95,8 +96,11 @@ class Attachment:
         self._exposed = self._perhaps_exposed = False
         self.detached_because = ""
 
-    def open(self) -> None:
-        """Open the session and register everything.
+    def open(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Open the session and register everything, which may take minutes.
+
+        Args:
+            is_wanted: asked a few times a second meanwhile; no longer: it fails at once.
 
         Raises:
             IndexerError: refused, or nobody there. Call `release` then.
@@ -119,7 +123,7 @@ class Attachment:
         self.bells = self.bank.control.bells
         try:
             check_opened(request, opened)
-            self._register(self._connect(opened))
+            self._register(self._connect(opened), is_wanted)
         except (AttachRefused, DescriptorRefused) as error:
             # Nothing is mapped yet: the session need not live on until its lease ends.
             self._close_session()
@@ -142,7 +146,7 @@ class Attachment:
         self.watch = ProcessWatch(connection.peer.pid)
         return connection
 
-    def _register(self, connection: DescriptorConnection) -> None:
+    def _register(self, connection: DescriptorConnection, is_wanted: Callable[[], bool]) -> None:
         connection.send(WAKE_SERVICE_TOKEN, self.wake_service.fileno())
         connection.send(WAKE_WORKER_TOKEN, self.wake_worker.fileno())
         tokens: dict[int, int] = {}
@@ -164,13 +168,18 @@ class Attachment:
             region(k_cache_region(layer), cache.memory, cache.spec, cache.offset)
             for layer, cache in self._request.k_caches.items()
         ]
+        registering = Registering(
+            self.keep_alive,
+            lease_seconds=self.lease_seconds,
+            silent_seconds=self._request.settings.rpc_timeout_seconds,
+            is_wanted=is_wanted,
+        )
+        request = pb.RegisterRegionsRequest(
+            session_id=self.session_id, epoch=self.epoch, regions=regions
+        )
         self._perhaps_exposed = True
         try:
-            self.control_plane.register_regions(
-                pb.RegisterRegionsRequest(
-                    session_id=self.session_id, epoch=self.epoch, regions=regions
-                )
-            )
+            self.control_plane.register_regions(request, registering.look)
         except REFUSALS:
             self._perhaps_exposed = False
             raise

@@ -168,7 +168,7 @@ class Caretaker:
             self._pool.give_back(bank)
             raise
         try:
-            attachment.open()
+            attachment.open(is_wanted=lambda: not self._closing)
         except BaseException:
             attachment.release(self._pool)
             raise

@@ -1,6 +1,7 @@
 """Calls of the control plane, with deadlines and typed errors."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from ipc_handoff.tracing import Tracing
 
 _Reply = TypeVar("_Reply")
 _QUICK_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
 _SERVICE = pb.DESCRIPTOR.services_by_name["IndexerService"].full_name
 
 _OPTIONS = [
@@ -37,14 +39,25 @@ class ControlPlane:
         self._timeout = settings.rpc_timeout_seconds
         # Calls that move no memory: a frozen service must not hold up the way to its successor.
         self._quick = min(self._timeout, _QUICK_SECONDS)
+        self._registering = settings.register_timeout_seconds
         self._channel = _channel(settings)
         self._stub = IndexerServiceStub(self._channel)
 
     def open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         return self._traced("OpenSession", self._stub.OpenSession, request, self._quick)
 
-    def register_regions(self, request: pb.RegisterRegionsRequest) -> pb.RegisterRegionsResponse:
-        return self._traced("RegisterRegions", self._stub.RegisterRegions, request)
+    def register_regions(
+        self, request: pb.RegisterRegionsRequest, look: Callable[[], None] = lambda: None
+    ) -> pb.RegisterRegionsResponse:
+        """It may take minutes, with a deadline of its own.
+
+        Args:
+            look: called a few times a second meanwhile; what it raises ends the call.
+        """
+        method: Callable[..., pb.RegisterRegionsResponse] = partial(
+            _watched, self._stub.RegisterRegions, look
+        )
+        return self._traced("RegisterRegions", method, request, self._registering)
 
     def unregister_regions(
         self, request: pb.UnregisterRegionsRequest
@@ -95,6 +108,24 @@ class ControlPlane:
             raise from_rpc_error(error) from error
         except ValueError as error:  # the channel was closed under the call
             raise ServiceUnavailable(f"{self.address}: {error}") from error
+
+
+def _watched(
+    method: Any,
+    look: Callable[[], None],
+    request: Any,
+    timeout: float,
+    metadata: Sequence[tuple[str, str]],
+) -> Any:
+    call = method.future(request, timeout=timeout, metadata=metadata)
+    try:
+        while True:
+            try:
+                return call.result(_LOOK_SECONDS)
+            except grpc.FutureTimeoutError:
+                look()
+    finally:
+        call.cancel()  # of no effect once it has ended
 
 
 def check_tls(settings: ClientSettings) -> None:

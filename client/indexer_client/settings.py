@@ -39,6 +39,11 @@ class ClientSettings(BaseSettings):
         description="a wait for an answer ends after so long without progress of the service",
     )
     rpc_timeout_seconds: float = Field(default=5.0, gt=0, description="deadline of a call")
+    register_timeout_seconds: float = Field(
+        default=300.0,
+        gt=0,
+        description="deadline of RegisterRegions, in which a service may make kernels",
+    )
     reattach_seconds: float = Field(
         default=0.5, gt=0, description="longest pause between attempts to attach"
     )

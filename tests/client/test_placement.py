@@ -106,7 +106,7 @@ def test_memory_is_registered_as_what_it_is(
 ) -> None:
     """Host memory by descriptor, device memory by handle, a K cache where it lies."""
     asked: list[pb.RegisterRegionsRequest] = []
-    monkeypatch.setattr(ControlPlane, "register_regions", lambda _, request: asked.append(request))
+    monkeypatch.setattr(ControlPlane, "register_regions", lambda *given: asked.append(given[1]))
     tensors = {layer: here.tensor((8, 32, 132), offset=132 * layer) for layer in GEOMETRY.layers}
     settings = ClientSettings(address=f"unix:{tmp_path}/d/i.sock")
     worker = worker_identity("on a GPU")

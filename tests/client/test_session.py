@@ -2,9 +2,10 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 import torch
@@ -121,11 +122,11 @@ def _lose_registrations(
     register = ControlPlane.register_regions
     lost = []
 
-    def call(control_plane: ControlPlane, request: object) -> object:
+    def call(control_plane: ControlPlane, request: Any, look: Callable[[], None]) -> object:
         if len(lost) < count:
             lost.append(request)
             raise error("Deadline Exceeded")
-        return register(control_plane, request)  # type: ignore[arg-type]
+        return register(control_plane, request, look)
 
     patch.setattr(ControlPlane, "register_regions", call)
 
