@@ -18,6 +18,8 @@ from tests.attention_worker.worker_program import ATTACHED_AT, BACK_AT, KILLED_A
 pytestmark = pytest.mark.gpu
 
 SECONDS = 200
+MOST_MS_AT_THE_KILL = 60
+"""One wait bound of 20 ms, and what the step takes otherwise."""
 LAYERS = len(GEOMETRY.layers)
 
 
@@ -65,7 +67,7 @@ def test_under_mps_a_killed_service_costs_one_bound_and_no_selection(
     told = run(repository, tmp_path, mps, "mps", "0")
     check_life_of_a_session(told)
     assert told["placement"] == "mps"
-    assert max(told["step_ms_at_the_kill"]) < 200
+    assert max(told["step_ms_at_the_kill"]) < MOST_MS_AT_THE_KILL
 
 
 def test_on_a_second_gpu_it_is_the_same(repository: Path, tmp_path: Path) -> None:
