@@ -119,6 +119,7 @@ class DeviceExecutor:
             self._make(1, self._is_closing)
 
     def prepare_more(self) -> bool:
+        self._preparation.raise_if_lost()
         if self._caches is not None or not self._find_caches():
             return False
         self._preparation.want(1, self._make)
@@ -176,8 +177,9 @@ class DeviceExecutor:
             self._after_failure(plan.step, slot)
             raise
         return DeviceStep(
-            plan, report, offsets, slot, self._slots, mark, self._stages, self._gate_bound
-        )
+            plan, report, offsets, slot, self._slots, mark, self._stages, self._gate_bound,
+            self._engine.device,
+        )  # fmt: skip
 
     def _check_prepared(self, plan: pb.StepPlan) -> None:
         """Kernels that are not there are made aside, and steps do not wait for it; but where K
@@ -186,8 +188,9 @@ class DeviceExecutor:
         rows = plan.rows_per_decode or 1
         if rows in self._prepared or self._caches is None:
             return
-        self._preparation.want(rows, self._make)
-        raise StepCancelled(f"kernels for rows_per_decode {rows} are being made")
+        why = self._preparation.want(rows, self._make)
+        state = "are being made" if why is None else f"could not be made: {why}"
+        raise StepCancelled(f"kernels for rows_per_decode {rows} {state}")
 
     def _launch(
         self, plan: pb.StepPlan, offsets: Sequence[int], caches: Sequence[Tensor], slot: StepSlot
@@ -227,8 +230,10 @@ class DeviceExecutor:
                 self._on_stream().synchronize()
         except DeviceLost:
             self._is_lost = True
-        assert self._slots is not None
-        self._slots.give_back(slot)
+            raise
+        finally:
+            assert self._slots is not None
+            self._slots.give_back(slot)
 
     def _shape(self, plan: pb.StepPlan, offsets: Sequence[int]) -> StepShape:
         geometry = self._at.geometry
@@ -284,19 +289,21 @@ class DeviceExecutor:
     def drain(self) -> None:
         self.interrupt()
         if self._stream is not None:
-            with told_when_lost():
+            with told_when_lost(self._engine.device):
                 self._stream.synchronize()
 
     def close(self) -> None:
         stream, capturing = self._stream, self._capturing
         try:
             if stream is not None and not self._is_lost:
-                with told_when_lost():
+                with told_when_lost(self._engine.device):
                     stream.synchronize()  # a step that was given up at the very end
         except DeviceLost:
             self._is_lost = True
-        self.regions_changed()
-        self._stream, self._capturing, self._kernels, self._slots = None, None, None, None
+            raise
+        finally:
+            self.regions_changed()
+            self._stream, self._capturing, self._kernels, self._slots = None, None, None, None
         if stream is not None and capturing is not None and not self._is_lost:
             stream.close()
             capturing.close()

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.device_stream import Mark, told_when_lost
 from indexer_service.executor import StepCancelled
@@ -66,6 +68,7 @@ class DeviceStep:
         mark: behind the step's last copy.
         stages: if times are told at all.
         gate_bound: seconds, for messages.
+        device: of the mark's stream.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class DeviceStep:
         mark: Mark,
         stages: StageTimes | None,
         gate_bound: float,
+        device: torch.device,
     ) -> None:
+        self._device = device
         self._plan, self._report = plan, report
         self._offsets = offsets
         self._slot, self._slots = slot, slots
@@ -88,7 +93,7 @@ class DeviceStep:
         self._times: StepTimes | None = None
 
     def is_finished(self) -> bool:
-        with told_when_lost():
+        with told_when_lost(self._device):
             return self._mark.query()
 
     def finish(self) -> None:

@@ -47,7 +47,11 @@ class DeviceStream:
         Raises:
             DeviceLost: a call of CUDA failed in a way that ends the context.
         """
-        with told_when_lost(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+        with (
+            told_when_lost(self.device),
+            torch.cuda.device(self.device),
+            torch.cuda.stream(self._stream),
+        ):
             yield
 
     def pinned(self, words: int, dtype: torch.dtype) -> Tensor:
@@ -112,20 +116,22 @@ def _create(ordinal: int) -> int:
 
 
 @contextmanager
-def told_when_lost() -> Iterator[None]:
-    """Turns an error behind which the GPU's context is gone into DeviceLost."""
+def told_when_lost(device: torch.device) -> Iterator[None]:
+    """Turns an error behind which that GPU's context is gone into DeviceLost."""
     try:
         yield
     except RuntimeError as error:  # torch's and Triton's own
-        if _context_works():
+        if _context_works(device):
             raise
         raise DeviceLost(str(error).splitlines()[0]) from error
 
 
-def _context_works() -> bool:
-    """After an illegal access, every call fails."""
+def _context_works(device: torch.device) -> bool:
+    """After an illegal access, every call fails. Other GPUs' contexts go on, and a thread's own
+    device is the first one unless it was set.
+    """
     try:
-        torch.cuda.mem_get_info()
+        torch.cuda.mem_get_info(device)
     except Exception:
         return False
     return True

@@ -75,4 +75,8 @@ class Executor(Protocol):
         """Interrupt, and return once every step that was begun is finished."""
 
     def close(self) -> None:
-        """Let go of everything, after `drain`."""
+        """Let go of everything, after `drain`.
+
+        Raises:
+            DeviceLost: the GPU is; everything is let go of.
+        """

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from indexer_service.executor import StepCancelled
+from indexer_service.executor import DeviceLost, StepCancelled
 
 logger = logging.getLogger(__name__)
 
@@ -13,25 +13,46 @@ Make = Callable[[int, Callable[[], bool]], None]
 
 
 class Preparation:
-    """One thread at a time, and only while something is wanted."""
+    """One thread at a time, and only while something is wanted.
+
+    What could not be made is not tried again before `stop`: it would fail at every step.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wanted: list[int] = []
+        self._failed: dict[int, str] = {}
+        self._lost: str | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
-    def want(self, rows_per_decode: int, make: Make) -> None:
-        """Have it made, once; returns at once."""
+    def want(self, rows_per_decode: int, make: Make) -> str | None:
+        """Have it made, once; returns at once: why it could not be made, if it failed.
+
+        Raises:
+            DeviceLost: the GPU was lost while something was made.
+        """
+        self.raise_if_lost()
         with self._lock:
+            if rows_per_decode in self._failed:
+                return self._failed[rows_per_decode]
             if rows_per_decode in self._wanted or self._stopping.is_set():
-                return
+                return None
             self._wanted.append(rows_per_decode)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, args=(make,), name="preparation", daemon=True
                 )
                 self._thread.start()
+            return None
+
+    def raise_if_lost(self) -> None:
+        """
+        Raises:
+            DeviceLost: as for `want`.
+        """
+        if self._lost is not None:
+            raise DeviceLost(self._lost)
 
     def stop(self) -> None:
         """Break off, and return when nothing is made any more. What is wanted later is made."""
@@ -42,6 +63,7 @@ class Preparation:
             thread.join()
         with self._lock:
             self._wanted.clear()
+            self._failed.clear()
             self._stopping.clear()
 
     def _run(self, make: Make) -> None:
@@ -51,12 +73,21 @@ class Preparation:
                     self._thread = None
                     return
                 rows = self._wanted[0]
+            failed, lost = None, None
             try:
                 make(rows, self._stopping.is_set)
             except StepCancelled:
                 pass
-            except Exception:
+            except DeviceLost as error:
+                lost = str(error)
+            except Exception as error:
                 # Such steps are given up, or answered without graphs.
                 logger.exception("preparing %d rows a decode request", rows)
+                # Not the error: it leads to what was being made, and so to the session's memory.
+                failed = str(error) or type(error).__name__
             with self._lock:
                 self._wanted.remove(rows)
+                if lost is not None:
+                    self._lost = lost
+                if failed is not None:
+                    self._failed[rows] = failed

@@ -218,16 +218,27 @@ class StepRunner:
 
     def _end(self) -> None:
         try:
+            self._drain()
+            self._refuse_waiting_plans()
+            self._executor.close()
+        except DeviceLost as error:
+            self._lost(error)
+        except Exception:
+            logger.exception("epoch %d: could not end in order", self._at.epoch)
+        finally:
+            # Whatever happened, this thread launches nothing more, and what it launched is done or
+            # gone with the GPU: the worker must not wait for more.
+            self._bells.drained()
+            self._at.wake_worker.ring()
+
+    def _drain(self) -> None:
+        try:
             self._executor.drain()
             self._report_finished()
         except Exception as error:
             self._lost(error)
             while self._in_flight:  # nothing of them runs any more
                 self._report_next(error)
-        self._refuse_waiting_plans()
-        self._executor.close()
-        self._bells.drained()
-        self._at.wake_worker.ring()
 
     def _lost(self, error: Exception) -> None:
         if self._is_lost:

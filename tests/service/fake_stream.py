@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from indexer_service.device_stream import told_when_lost
+
 
 class FakeMark:
     def __init__(self, stream: "FakeStream", done: bool) -> None:
@@ -41,7 +43,8 @@ class FakeStream:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        yield
+        with told_when_lost(self.device):
+            yield
 
     def pinned(self, words: int, dtype: torch.dtype) -> Tensor:
         self.memory.append(torch.zeros(words, dtype=dtype))
