@@ -3,6 +3,7 @@
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from attention_worker.device_stamps import DeviceStampRing, SideReader, on_the_hosts_clock
 from attention_worker.streams import new_event
@@ -17,11 +18,22 @@ from ipc_handoff.words import WORD_BYTES
 
 
 class ServiceStamps(DeviceStampRing):
-    """The service's stamps in a bank: readable when the service is dead, on the host's clock."""
+    """The service's stamps in a bank: readable when the service is dead, on the host's clock.
+
+    Args:
+        blocks, layers, stages, reader: as for `DeviceStampRing`; the memory is the worker's.
+        stamped_by: reads the clock of the GPU whose kernels stamped: the service's.
+    """
+
+    def __init__(
+        self, blocks: Tensor, layers: int, stages: int, reader: SideReader, stamped_by: SideReader
+    ) -> None:
+        super().__init__(blocks, layers, stages, reader)
+        self._stamped_by = stamped_by
 
     def read(self, step: int) -> StepTimes | None:
         times = super().read(step)
-        return None if times is None else on_the_hosts_clock(times, self._reader.clock())
+        return None if times is None else on_the_hosts_clock(times, self._stamped_by.clock())
 
 
 class WorkerBank(DeviceBank):
@@ -43,6 +55,7 @@ class WorkerBank(DeviceBank):
             len(geometry.layers),
             len(SERVICE_STAGES),
             SideReader(torch.device("cuda", answers_device)),
+            SideReader(torch.device("cuda", staging_device)),
         )
         # Where a dead service's stages are looked for, whatever memory they lie in.
         self.control.service_stamps = cast(StampRing, stamps)
