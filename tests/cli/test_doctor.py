@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
-from dsa_indexer_cli import doctor_gpus, doctor_handoff, doctor_host, doctor_placement
+from dsa_indexer_cli import doctor, doctor_gpus, doctor_handoff, doctor_host, doctor_placement
 from dsa_indexer_cli.children import ChildFailed
 from dsa_indexer_cli.doctor_host import namespace_findings
 from dsa_indexer_cli.main import app
@@ -295,7 +296,8 @@ def test_gpus_that_cannot_be_asked_are_a_failure_in_words(
     monkeypatch: pytest.MonkeyPatch, message: str, fix: str
 ) -> None:
     _look_fails(monkeypatch, message)
-    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "900"})
+    monkeypatch.setattr(doctor, "console", Console(width=900))
+    result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "Traceback" not in result.output
     assert fix in result.output  # Brackets, too.
