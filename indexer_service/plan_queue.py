@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.errors import exhausted
+from ipc_handoff.errors import RingLapped
 from ipc_handoff.ring import RingConsumer
 
 logger = logging.getLogger(__name__)
@@ -51,20 +52,35 @@ class PlanQueue:
         Raises:
             RingLapped: the ring is broken.
         """
-        while True:
-            if self._submitted:
-                return self._submitted.popleft()
-            payload = None if self._ring is None else self._ring.take()
-            if payload is None:
-                return None
+        if self._submitted:
+            return self._submitted.popleft()
+        payload = self._take()
+        while payload is not None:
             plan = self._parse(payload)
             if plan is not None:
                 return plan, None
+            payload = self._take()
+        return None
 
-    def take_submitted(self) -> Iterator[tuple[pb.StepPlan, OnReport]]:
-        """All that wait; nobody may submit any more."""
+    def take_all(self) -> Iterator[Plan]:
+        """All that wait; nobody may submit any more. Of the ring, which its worker may go on
+        writing, as many as it holds.
+        """
         while self._submitted:
             yield self._submitted.popleft()
+        for _ in range(0 if self._ring is None else self._ring.capacity):
+            try:
+                payload = self._take()
+            except RingLapped:
+                return
+            if payload is None:
+                return
+            plan = self._parse(payload)
+            if plan is not None:
+                yield plan, None
+
+    def _take(self) -> bytes | None:
+        return None if self._ring is None else self._ring.take()
 
     def _parse(self, payload: bytes) -> pb.StepPlan | None:
         try:

@@ -219,8 +219,10 @@ class StepRunner:
     def _end(self) -> None:
         try:
             self._drain()
-            self._refuse_waiting_plans()
-            self._executor.close()
+            try:
+                self._refuse_waiting_plans()
+            finally:
+                self._executor.close()
         except DeviceLost as error:
             self._lost(error)
         except Exception:
@@ -337,9 +339,15 @@ class StepRunner:
             )
 
     def _refuse_waiting_plans(self) -> None:
+        """Those in the ring too: their worker would wait for its whole bound otherwise."""
         with self._submit_lock:
             self._finishing = True
-        for plan, on_report in self._plans.take_submitted():
-            step = RunningStep(plan, on_report, self._at.epoch)
-            self._conclude(step, StepCancelled("the session is closing"))
+        newest = 0
+        for plan, on_report in self._plans.take_all():
+            step = RunningStep(plan, on_report or self._post_report, self._at.epoch)
+            step.conclude(StepCancelled("the session is closing"))
+            self.cancelled_steps += 1
+            newest = max(newest, plan.step)
             step.tell()
+        if newest > self.last_step:
+            self._executor.give_up(newest)

@@ -20,12 +20,14 @@ from indexer_service.device_stream import told_when_lost
 from indexer_service.engine import EngineSettings
 from indexer_service.engines.triton import TritonEngine
 from indexer_service.executor import DeviceLost, StepCancelled
+from indexer_service.plan_queue import PlanQueue
 from indexer_service.runner import RunnerSettings, StepRunner
 from indexer_service.session_regions import DeviceViews
 from indexer_service.step_graphs import buckets
 from indexer_service.step_kernels import STEP_WORDS, StepKernels, StepShape
 from ipc_handoff.kernels.words import GateEnd
 from ipc_handoff.layout import HandoffGeometry
+from ipc_handoff.ring import RingConsumer
 from ipc_handoff.wakeups import Wakeup
 from tests.service.fake_stream import FakeStream
 from tests.service.hand_worker import EPOCH, HandWorker
@@ -202,6 +204,56 @@ def test_closing_ends_what_is_in_flight_and_then_says_drained(bench: Bench) -> N
     assert bench.reports[0].message == "the session is closing"
     assert bench.worker.control.bells.is_drained()
     assert bench.stream.is_closed
+
+
+def test_closing_gives_up_the_plans_that_wait_in_the_ring(bench: Bench) -> None:
+    """Their worker would wait for its whole bound otherwise."""
+    bench.stream.holds = True
+    for _ in range(GEOMETRY.slots):
+        bench.submit()
+    bench.begun(1, 2, 3)
+    for _ in range(2):
+        plan = bench.worker.make([1, 1], [100, 50]).plan
+        bench.worker.control.plans.post(plan.SerializeToString())
+    bench.worker.control.plans.post(b"no plan")
+    bench.settle()
+
+    def gates_end() -> None:
+        for memory in bench.stream.memory:
+            memory[:3] = torch.tensor([0, int(GateEnd.CLOSING), 0])
+
+    bench.stream.on_synchronize = gates_end
+    assert bench.runner.close() == 5
+    assert bench.given_up[-1] == 5
+    told = [pb.StepReport.FromString(report) for report in all_of(bench.worker.control.reports)]
+    assert [report.step for report in told] == [4, 5]
+    assert {report.status for report in told} == {pb.STEP_STATUS_CANCELLED}
+    assert {report.message for report in told} == {"the session is closing"}
+
+
+def all_of(ring: RingConsumer) -> list[bytes]:
+    return list(iter(ring.take, None))
+
+
+def test_a_worker_that_goes_on_posting_cannot_hold_up_the_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans, post = bench.worker.control.plans, PlanQueue._parse
+
+    def parse(queue: PlanQueue, payload: bytes) -> pb.StepPlan | None:
+        plans.post(payload)
+        return post(queue, payload)
+
+    bench.stream.holds = True
+    for _ in range(GEOMETRY.slots):
+        bench.submit()
+    bench.begun(1, 2, 3)
+    monkeypatch.setattr(PlanQueue, "_parse", parse)
+    plans.post(bench.worker.make([1, 1], [100, 50]).plan.SerializeToString())
+    closing = threading.Thread(target=bench.runner.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
 
 
 def test_a_close_that_finishes_answers_what_has_arrived(bench: Bench) -> None:
