@@ -5,6 +5,7 @@ event; other steps are the same kernels, launched one by one.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from indexer_service.step_graphs import GraphKey, StepGraphs, first_shapes, key_
 from indexer_service.step_inputs import k_caches_of
 from indexer_service.step_kernels import RESULT_HEAD, STEP_WORDS, StepKernels, StepShape
 from indexer_service.step_slots import StepSlot, StepSlots
-from ipc_handoff.kernels.clock import clock_offset
+from ipc_handoff.kernels.clock import ClockOffset, clock_offset
 
 _SPIN_SECONDS = 0.001
 _LAUNCHES_A_STEP = 5
@@ -67,6 +68,7 @@ class DeviceExecutor:
         self._ordinals = {layer: i for i, layer in enumerate(attachment.geometry.layers)}
         self._stream: DeviceStream | None = None
         self._capturing: DeviceStream | None = None
+        self._clocking: DeviceStream | None = None
         self._budget: LaunchBudget | None = None
         self._kernels: StepKernels | None = None
         self._slots: StepSlots | None = None
@@ -111,8 +113,10 @@ class DeviceExecutor:
                 ]
             )
             if self._stamped:
+                self._clocking = self._make_stream(device)
+                look = partial(_clock_of, self._clocking)
                 exported = self._at.control.bells.exported
-                self._stages = StageTimes(clock_offset(device), len(self._ordinals), exported)
+                self._stages = StageTimes(look, len(self._ordinals), exported)
             # What was zeroed above is what the first step must find.
             self._stream.synchronize()
         if self._find_caches():
@@ -293,7 +297,8 @@ class DeviceExecutor:
                 self._stream.synchronize()
 
     def close(self) -> None:
-        stream, capturing = self._stream, self._capturing
+        stream = self._stream
+        streams = [made for made in (stream, self._capturing, self._clocking) if made is not None]
         try:
             if stream is not None and not self._is_lost:
                 with told_when_lost(self._engine.device):
@@ -303,10 +308,17 @@ class DeviceExecutor:
             raise
         finally:
             self.regions_changed()
-            self._stream, self._capturing, self._kernels, self._slots = None, None, None, None
-        if stream is not None and capturing is not None and not self._is_lost:
-            stream.close()
-            capturing.close()
+            self._stream, self._capturing, self._clocking = None, None, None
+            self._kernels, self._slots = None, None
+        if not self._is_lost:
+            for made in streams:
+                made.close()
+
+
+def _clock_of(stream: DeviceStream) -> ClockOffset:
+    """Looked at on a stream of its own: it waits for no step, and nothing is captured there."""
+    with stream.current():
+        return clock_offset(stream.device)
 
 
 def _offsets(plan: pb.StepPlan) -> Sequence[int]:

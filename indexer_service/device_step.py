@@ -1,5 +1,6 @@
 """One step on a GPU's stream, from its launch to its report, and the times of its stages."""
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,6 +16,7 @@ from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.stamps import StepTimes
 
 _SAMPLED = 1
+_CLOCK_SECONDS = 1.0
 
 _WHY = {
     GateEnd.LATE: "gate: the worker did not come within {bound} s",
@@ -33,7 +35,7 @@ class StageTimes:
     """What the device stamped, on the host's clock.
 
     Args:
-        clock: of the device.
+        look: at the device's clock; waits, some tenths of a millisecond.
         layers: of the session.
         on_exported: goes with the times.
 
@@ -41,8 +43,11 @@ class StageTimes:
         lost: steps whose stamps were overwritten before they were read.
     """
 
-    def __init__(self, clock: ClockOffset, layers: int, on_exported: Callable[[int], None]) -> None:
-        self._offset = clock.offset
+    def __init__(
+        self, look: Callable[[], ClockOffset], layers: int, on_exported: Callable[[int], None]
+    ) -> None:
+        self._look = look
+        self._clock, self._looked = look(), time.monotonic()
         self._cells = layers * len(SERVICE_STAGES)
         self._on_exported = on_exported
         self.lost = 0
@@ -53,10 +58,15 @@ class StageTimes:
         if generation != step:
             self.lost += 1
             return None
-        times = [at + self._offset if at else 0 for at in cells]
+        # The two clocks drift apart, by tens of microseconds a second.
+        if time.monotonic() - self._looked >= _CLOCK_SECONDS:
+            self._clock, self._looked = self._look(), time.monotonic()
+        times = [at + self._clock.offset if at else 0 for at in cells]
         stages = len(SERVICE_STAGES)
         begins = range(0, self._cells, stages)
-        return StepTimes((times[i : i + stages] for i in begins), self._on_exported)
+        return StepTimes(
+            (times[i : i + stages] for i in begins), self._on_exported, self._clock.error
+        )
 
 
 class DeviceStep:

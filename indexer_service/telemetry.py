@@ -43,19 +43,16 @@ class StepTelemetry:
     ) -> None:
         if times is None or not plan.trace.flags & _SAMPLED:
             return
-        self._tracing.service_stages(
-            plan,
-            SERVICE_SPANS,
-            times,
-            layers,
-            {
-                "dsa.step": plan.step,
-                "dsa.epoch": plan.epoch,
-                "dsa.rows": plan.rows,
-                "dsa.status": pb.StepStatus.Name(report.status),
-                "dsa.faulted_rows": report.fault_count,
-            },
-        )
+        attributes: dict[str, str | int] = {
+            "dsa.step": plan.step,
+            "dsa.epoch": plan.epoch,
+            "dsa.rows": plan.rows,
+            "dsa.status": pb.StepStatus.Name(report.status),
+            "dsa.faulted_rows": report.fault_count,
+        }
+        if isinstance(times, StepTimes) and times.clock_error is not None:
+            attributes["dsa.clock_error_ns"] = times.clock_error
+        self._tracing.service_stages(plan, SERVICE_SPANS, times, layers, attributes)
         if isinstance(times, StepTimes) and times.on_exported is not None:
             with self._lock:
                 self._newest[plan.epoch] = (WeakMethod(times.on_exported), plan.step)

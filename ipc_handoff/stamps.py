@@ -23,11 +23,18 @@ class StepTimes(list[list[int]]):
     Attributes:
         on_exported: whom to tell the newest step whose times have left this process; None:
             nobody wants to know.
+        clock_error: by how much times of another clock may be wrong, ns; None: of the host's own.
     """
 
-    def __init__(self, times: Iterable[list[int]], on_exported: OnExported | None) -> None:
+    def __init__(
+        self,
+        times: Iterable[list[int]],
+        on_exported: OnExported | None,
+        clock_error: int | None = None,
+    ) -> None:
         super().__init__(times)
         self.on_exported = on_exported
+        self.clock_error = clock_error
 
 
 class StampRing:

@@ -310,6 +310,7 @@ def stamps() -> None:
         begun.finish()
         times.append(begun.times())
     assert all(found is not None and len(found) == len(GEOMETRY.layers) for found in times)
+    assert all(found is not None and found.clock_error is not None for found in times)
     assert not bench.executor.lost_stamps
     ours = bench.executor._kernels
     assert ours is not None
