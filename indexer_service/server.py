@@ -5,6 +5,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -42,6 +43,10 @@ _LOOK_SECONDS = 0.5
 # Read when the GPU's context is made. By default streams share 8 queues of the hardware: a gate
 # that waits in one session's stream would hold up another session's.
 _CONNECTIONS = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# Seconds after which a thread must give Python's lock up to one that waits for it. Launching a step
+# takes the lock several times, and while another session's kernels are made its thread may hold it:
+# at Python's 5 ms, a few of these would be longer than a worker waits for an answer.
+_SWITCH_SECONDS = 0.0001
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -55,6 +60,7 @@ class Service:
 
     Attributes:
         address: what clients connect to, once started.
+        device: what it computes on.
 
     Raises:
         StartError: settings that cannot be served.
@@ -70,8 +76,8 @@ class Service:
     ) -> None:
         self._settings = settings
         os.environ.setdefault(*_CONNECTIONS)
-        self._device = service_device(settings.device)
-        self._engine = _engine(settings, self._device) if engine is None else engine
+        self.device = service_device(settings.device)
+        self._engine = _engine(settings, self.device) if engine is None else engine
         self._observer = observer
         self._listener: Listener = create_listener(settings)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -105,9 +111,9 @@ class Service:
                 self._note_device_lost(),
             ),
             self._listener.descriptors,
-            self._device,
+            self.device,
         )
-        reporter = StatusReporter(table, self._engine.configuration, self._device)
+        reporter = StatusReporter(table, self._engine.configuration, self.device)
         handlers = Handlers(table, reporter, self._settings, self._listener.descriptor_socket)
         rpc.add_IndexerServiceServicer_to_server(handlers, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -202,6 +208,8 @@ async def serve(settings: Settings, *, tracing: Tracing | None = None) -> None:
         observer=StepTelemetry(tracing) if tracing else None,
         interceptors=[CallTelemetry(tracing)] if tracing else [],
     )
+    if service.device.ordinal is not None:
+        sys.setswitchinterval(_SWITCH_SECONDS)
     asked = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(service.start())
     try:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
+from indexer_service import server
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
 from indexer_service.errors import StartError
@@ -30,6 +32,7 @@ from indexer_service.socket_directory import SocketDirectory
 from indexer_service.status import StatusReporter
 from tests.service.processes import ServiceProcess, is_served_by
 from tests.service.support import LocalService, Worker, open_request, refused, running
+from tests.support.fake_cuda import Machine, Process, running_as
 from tests.support.waiting import eventually
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -247,6 +250,28 @@ def test_a_signal_while_the_address_is_claimed_leaves_nothing(
     asyncio.run(serve(settings))
     time.sleep(1)
     assert not Path(settings.address.removeprefix("unix:")).parent.exists()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_on_a_gpu_no_thread_keeps_pythons_lock_for_long(
+    device: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some hand-overs of the lock within a step must be short beside the 20 ms of a wait."""
+    before = sys.getswitchinterval()
+    engine = CpuEngine(EngineSettings(workspace_bytes=1 << 24, cpu_threads=1))
+    monkeypatch.setattr(server, "_engine", lambda *_: engine)
+
+    async def end(service: Service) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Service, "start", end)
+    try:
+        with running_as(Process(Machine(), 200)):
+            asyncio.run(serve(settings.model_copy(update={"device": device})))
+        found = sys.getswitchinterval()
+    finally:
+        sys.setswitchinterval(before)
+    assert found == before if device == "cpu" else found <= 0.0005
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
