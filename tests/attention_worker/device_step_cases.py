@@ -1,56 +1,19 @@
-"""Steps of a worker on a GPU, in Triton's interpreter, and the same with a guard taken out.
+"""Steps of a worker on a GPU, for Triton's interpreter; `device_step_plants` runs them."""
 
-`python -m tests.attention_worker.device_step_cases` runs all and prints one JSON line a case: its
-name and what went wrong, or null.
-"""
-
-import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
-from itertools import count
-from typing import Any
 from unittest.mock import patch
-
-os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
 
 import torch
 
-import tests.gates.interpreter  # noqa: F401  (importing repairs the interpreter)
-from attention_worker import device_handoff, inline_kernels
+from tests.attention_worker.device_step_bench import DECODE, MANY_ROWS, SHAPE, expect, run, worker
+
+# isort: split
+from attention_worker import device_handoff
 from attention_worker.device_handoff import DeviceHandoff
 from ipc_handoff.device_layout import AnswersWord, StagingWord
-from ipc_handoff.kernels.words import Decision, WorkerState
-from tests.attention_worker.hand_service import HandWorker, sources, with_offsets
-from tests.support.workloads import Case, RandomSteps, Shape
-
-SHAPE = Shape(layers=(3, 7), requests=3, next_n=2, prefill_rows=4, context=120, slots=2, top_k=8)
-DECODE = replace(SHAPE, next_n=1)
-
-
-MANY_ROWS = patch.object(device_handoff, "FEW_ROWS", 0)
-"""Every forward is handed back by a kernel of its own."""
-
-
-@contextmanager
-def worker(shape: Shape = SHAPE, seed: int = 1) -> Iterator[tuple[HandWorker, RandomSteps]]:
-    steps = RandomSteps(shape, seed)
-    caches = {layer: cache.tensor for layer, cache in steps.k_caches.items()}
-    yield HandWorker(steps.geometry, caches), steps
-
-
-def run(made: HandWorker, case: Case, *, padding: int = 0) -> list[str]:
-    """One step; where its layers came from."""
-    inputs = with_offsets(case.inputs)
-    number = made.steps.begin_step(inputs)
-    found = made.forward(case.queries, inputs.rows, padding=padding)
-    return sources(made, case, found, number)
-
-
-def expect(found: list[str], wanted: str) -> None:
-    assert found == [wanted] * len(SHAPE.layers), f"{found} instead of {wanted}"
+from ipc_handoff.kernels.words import WorkerState
+from tests.attention_worker.hand_service import sources, with_offsets
 
 
 def answered() -> None:
@@ -106,6 +69,32 @@ def cancelled() -> None:
         expect(run(made, steps.case(3)), "service")
         assert made.steps.statistics.cancelled_steps == 1
         assert not attachment.detached_because
+
+
+def cancelled_behind_a_newer_one() -> None:
+    """The word holds the newest step that was given up: posted ahead, and given up as well."""
+    with worker() as (made, steps):
+        attachment = made.attach()
+
+        def give_up(ordinal: int, step: int) -> None:
+            if step == 2:
+                attachment.bank.set_answers_word(AnswersWord.CANCELLED, step + 1)
+            elif step != 3:
+                made.answer(ordinal, step)
+
+        made.turn = give_up
+        expect(run(made, steps.case(1)), "service")
+        for step in (2, 3):
+            expect(run(made, steps.case(step)), "inline")
+            found = made.steps.statistics.cancelled_steps
+            assert found == step - 1, f"{found} steps counted as cancelled after step {step}"
+        expect(run(made, steps.case(4)), "service")
+        found = made.steps.statistics
+        layers = len(SHAPE.layers)
+        assert (found.answered_layers, found.inline_layers) == (2 * layers, 2), found
+        assert made.rung == [(1, 0), (1, 1), (2, 0), (3, 0), (4, 0), (4, 1)]
+        assert made.steps._attachment is attachment and not attachment.detached_because
+        assert attachment.bank.staging_word(StagingWord.DETACHED) == 0
 
 
 def stalled() -> None:
@@ -214,6 +203,7 @@ CASES: dict[str, Callable[[], None]] = {
     "answered by the service alone": answered_by_the_service_alone,
     "without a service": without_a_service,
     "cancelled": cancelled,
+    "cancelled, and a newer one too": cancelled_behind_a_newer_one,
     "stalled": stalled,
     "answers of another step": answers_of_another_step,
     "a lost attachment is not published for": lost_is_not_published_for,
@@ -228,103 +218,3 @@ CASES: dict[str, Callable[[], None]] = {
     "padded, answered, many rows": MANY_ROWS(partial(_padded, remote=True)),
     "stalled, many rows": MANY_ROWS(stalled),
 }
-
-
-def _always_answered(memory: Any, **options: Any) -> None:
-    memory.decision.zero_()
-    memory.decision[Decision.ANSWERED] = 1
-
-
-def _armed_for_good(real: Callable[..., None]) -> Callable[..., None]:
-    def stage(memory: Any, *arguments: Any, **options: Any) -> None:
-        armed = memory.state[WorkerState.ARMED].clone()
-        real(memory, *arguments, **options)
-        memory.state[WorkerState.ARMED] = armed
-
-    return stage
-
-
-def _always_enabled(real: Callable[..., None]) -> Callable[..., None]:
-    return lambda *arguments, **options: real(*arguments, **{**options, "enabled": None})
-
-
-def _own_requests_only(real: Callable[..., None]) -> Callable[..., None]:
-    return lambda inputs, numbers, start, lengths, *rest, **options: real(
-        inputs, numbers, start, lengths, *rest, **{**options, "bucket": len(lengths)}
-    )
-
-
-def _another_number(real: Callable[..., None]) -> Callable[..., None]:
-    numbers = count(10**6)
-    return lambda *arguments, **options: real(
-        *arguments, **{**options, "attachment": next(numbers)}
-    )
-
-
-def _first_bank() -> Callable[[Any], Any]:
-    seen: list[Any] = []
-
-    def bank(attachment: Any) -> Any:
-        seen.append(attachment.bank)
-        return seen[0]
-
-    return bank
-
-
-def _planted() -> Iterator[tuple[str, Callable[[], None], Any, str, Any]]:
-    """Name, case, and what is replaced by what."""
-    handoff, inline = device_handoff, inline_kernels
-    always = _always_answered
-    yield "stalled, taken for answered", MANY_ROWS(stalled), handoff, "wait", always
-    yield "another step's answer taken", MANY_ROWS(answers_of_another_step), handoff, "wait", always
-    yield (
-        "inline kernels not switched off", answered_by_the_service_alone, inline, "enqueue_step",
-        _always_enabled(inline.enqueue_step),
-    )  # fmt: skip
-    yield (
-        "a publication that stays armed", one_publication_one_forward, handoff, "stage",
-        _armed_for_good(handoff.stage),
-    )  # fmt: skip
-    yield (
-        "an unused publication kept", unposted_step_after_an_unused_one, DeviceHandoff, "skip",
-        lambda self: None,
-    )  # fmt: skip
-    yield (
-        "published for a lost attachment", lost_is_not_published_for, handoff, "publish",
-        _another_number(handoff.publish),
-    )  # fmt: skip
-    yield "the first bank for ever", another_bank, handoff, "_bank", _first_bank()
-    yield (
-        "only the step's requests cleared", CASES["padded, inline"], inline, "copy_checked",
-        _own_requests_only(inline.copy_checked),
-    )  # fmt: skip
-    yield "padding left as it was", padded_eager, inline, "_NONE", -2
-    yield (
-        "a drained service not noticed", the_service_has_drained, DeviceHandoff, "why_over",
-        lambda self, attachment: None,
-    )  # fmt: skip
-    yield (
-        "what the device told not read", stalled, DeviceHandoff, "why_over",
-        lambda self, attachment: None,
-    )  # fmt: skip
-
-
-def _with(case: Callable[[], None], target: Any, name: str, replacement: Any) -> None:
-    with patch.object(target, name, replacement):
-        case()
-
-
-def main() -> None:
-    runs = list(CASES.items())
-    runs += [(f"planted: {name}", partial(_with, *rest)) for name, *rest in _planted()]
-    for name, case in runs:
-        wrong = None
-        try:
-            case()
-        except Exception as error:
-            wrong = f"{type(error).__name__}: {str(error)[-300:]}"
-        print(json.dumps({"name": name, "error": wrong}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
