@@ -6,6 +6,8 @@ Attachments are numbered from 1 for the device, which compares the numbers and n
 
 from typing import Protocol, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -59,6 +61,7 @@ class DeviceHandoff:
         self._watchdog = Watchdog(memory.order)
         self._number = 0
         self._may_be_armed = False
+        self._told: npt.NDArray[np.int64] = memory.told.numpy()
         self.counts = DeviceCounts(memory)
 
     def warm_up(self, inputs: StepInputs) -> None:
@@ -93,8 +96,8 @@ class DeviceHandoff:
 
     def why_over(self, attachment: Attachment) -> str | None:
         """Why the attachment in use is over, if device, watchdog or service say so."""
-        told = self._memory.told
-        if int(told[Told.LOST]) == self._number:
+        told = self._told
+        if told[Told.LOST] == self._number:
             layer = self._memory.geometry.layers[int(told[Told.LAYER])]
             end = _ENDS[WaitEnd(int(told[Told.END]))]
             return f"step {int(told[Told.STEP])}, layer {layer}: {end}"
