@@ -14,6 +14,7 @@ from indexer_service.engine import EngineSettings
 from indexer_service.engines.triton import TritonEngine
 from indexer_service.kernels.compilation import count_compilations
 from ipc_handoff.device_layout import StagingWord
+from ipc_handoff.stamps import StepTimes
 from tests.service.gpu_bench import GEOMETRY, GpuBench
 from tests.service.hand_worker import UNWRITTEN, HandStep
 from tests.support.waiting import eventually
@@ -312,14 +313,16 @@ def test_stages_are_told_on_the_hosts_clock(engine: TritonEngine) -> None:
     bench = GpuBench(engine, observer=observer)
     try:
         trace = pb.TraceContext(trace_id=bytes(range(16)), span_id=bytes(range(8)), flags=1)
-        for _ in range(3):
+        for pause in (0.0, 0.0, 1.1):  # so long that the clock is looked at again
+            time.sleep(pause)
             began = time.monotonic_ns()
             step = decode(bench, 5, trace=trace)
             answered(bench, step)
             ended = time.monotonic_ns()
             assert eventually(lambda: len(observer.times) == step.plan.step)  # noqa: B023
             times = observer.times[-1]
-            assert times is not None
+            assert isinstance(times, StepTimes)
+            assert times.clock_error is not None and 0 < times.clock_error < 1_000_000
             reached = [at for layer in times for at in layer if at]
             assert len(reached) >= 4 * len(GEOMETRY.layers)
             assert reached == sorted(reached)
