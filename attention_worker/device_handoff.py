@@ -41,7 +41,12 @@ class Inline(Protocol):
         """
 
     def behind_the_wait(self, rescued: Tensor, inline: Tensor) -> None:
-        """Enqueue what computes it when an answer did not come (`rescued`), or in both cases."""
+        """Enqueue what computes it when an answer did not come.
+
+        Args:
+            rescued: 1 then alone.
+            inline: 1 also while no step is under way, for what enqueues nothing before the wait.
+        """
 
 
 class DeviceHandoff:

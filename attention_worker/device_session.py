@@ -45,7 +45,10 @@ logger = logging.getLogger(__name__)
 _WAIT_BOUND_SECONDS = 0.02
 
 _QUARANTINE_SECONDS = 2.0
-"""What a dead service had begun on a GPU may run on: its gates, for their bound, and the rest."""
+"""What a dead service had begun on a GPU may run on: its gates, for their bound, and the rest.
+
+The worker is not told of that bound: docs/service.md says what it may be at most.
+"""
 
 _FEWEST_SLOTS = 2
 """A step's staging must still be there when the next one is published."""

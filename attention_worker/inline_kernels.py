@@ -1,4 +1,8 @@
-"""The indexer inside the worker, enqueued behind every wait: it computes what was not answered."""
+"""The indexer inside the worker, enqueued with every layer: it computes what is not answered.
+
+Of a decode layer its kernels stand before the wait, where they cost nothing, and a small one for
+a lost answer stands behind it; of other layers all stands behind (see `InlineLayer`).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -155,6 +159,9 @@ class InlineLayer:
     Before the wait they cost nothing: they return while the service works. Behind it stands one
     small launch for decodes, which are captured and short; other steps run eagerly and are long,
     and there the same kernels stand, for both cases.
+
+    After the first layer they are *settled*: they go by what the last layer's wait has decided,
+    and begin beside this layer's staging.
     """
 
     kernels: InlineKernels
