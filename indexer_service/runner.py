@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +21,9 @@ from indexer_service.events import StepObserver
 from indexer_service.executor import DeviceLost, Executor, StepCancelled
 from indexer_service.plan_queue import OnReport, PlanQueue
 from indexer_service.running_step import RunningStep
+from indexer_service.threads import sleep_until_rung
 from ipc_handoff.errors import RingFull, RingLapped
-from ipc_handoff.wakeups import Wakeup, sleep_until_any
+from ipc_handoff.wakeups import Wakeup
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +34,6 @@ MakeExecutor = Callable[[Callable[[float], None], Callable[[], bool]], Executor]
 _IDLE_SECONDS = 0.5
 # Nobody rings when a step in flight ends.
 _IN_FLIGHT_SECONDS = 0.001
-
-
-def _sleep(wakeups: Sequence[Wakeup], seconds: float) -> None:
-    """Sleep until somebody rings. Callers test their condition again afterwards."""
-    sleep_until_any([wakeup.fileno() for wakeup in wakeups], seconds)
-    for wakeup in wakeups:
-        wakeup.clear()
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class StepRunner:
         self._closing = threading.Event()
         # What the executor is given does not lead back to the runner: together they hold the
         # session's memory, and in a cycle they would hold it until the collector comes by.
-        self._sleep = partial(_sleep, (attachment.wake_service, self._submit_wakeup))
+        self._sleep = partial(sleep_until_rung, (attachment.wake_service, self._submit_wakeup))
         self._executor = make_executor(self._sleep, self._closing.is_set)
         self._observer = observer
         self._on_device_lost = on_device_lost

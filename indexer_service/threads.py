@@ -1,10 +1,12 @@
-"""Blocking work beside the event loop."""
+"""Blocking work beside the event loop, and a thread's sleep until somebody rings."""
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
+
+from ipc_handoff.wakeups import Wakeup, sleep_until_any
 
 T = TypeVar("T")
 
@@ -37,3 +39,10 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="blocking", daemon=True).start()
     return await future
+
+
+def sleep_until_rung(wakeups: Sequence[Wakeup], seconds: float) -> None:
+    """Sleep until somebody rings. Callers test their condition again afterwards."""
+    sleep_until_any([wakeup.fileno() for wakeup in wakeups], seconds)
+    for wakeup in wakeups:
+        wakeup.clear()
