@@ -148,7 +148,7 @@ def main(
     found = measure(placement or ["inline", "mps", "timeslice", "peer_gpu"], beside)
     name = torch.cuda.get_device_name(0)
     card = name.removeprefix("NVIDIA ").lower().replace(" ", "-")
-    path = write(f"{card}-handoff", name, found, packages=PACKAGES, folder=results)
+    path = write(card, name, found, packages=PACKAGES, suffix="-handoff", folder=results)
     print(f"written: {path}")
 
 
