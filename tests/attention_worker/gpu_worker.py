@@ -70,6 +70,7 @@ def gpu_worker(
     )  # fmt: skip
     caretaker = HandCaretaker()
     made._caretaker = cast(Any, caretaker)
+    made.warm_up((1, 2))  # as a session does: nothing is compiled while the service waits
     handoff.start()
     try:
         yield GpuWorker(steps, made, handoff, caretaker)

@@ -85,7 +85,13 @@ def _one_graph(worker: GpuWorker, steps: GpuSteps, next_n: int) -> None:
 
 
 @pytest.mark.parametrize("remote", [True, False], ids=["remote", "inline"])
-def test_mixed_steps_run_eagerly(worker: GpuWorker, steps: GpuSteps, remote: bool) -> None:
+def test_mixed_steps_run_eagerly(steps: GpuSteps, remote: bool) -> None:
+    # Both sides launch many kernels under one lock of Python's: 20 ms would be too short here.
+    with gpu_worker(steps, wait_bound=1.0) as worker:
+        _mixed_steps(worker, steps, remote)
+
+
+def _mixed_steps(worker: GpuWorker, steps: GpuSteps, remote: bool) -> None:
     indexer, told = worker.device_steps, []
     service = None
     for number in range(1, 14):
