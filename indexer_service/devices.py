@@ -30,6 +30,10 @@ class ServiceDevice:
 
 CPU = ServiceDevice()
 
+MOST_GATE_SECONDS = 1.5
+"""Of a gate on a GPU. Workers use a dead service's banks again after 2 s: its gates, which nobody
+can end any more, must have ended by then."""
+
 
 def service_device(setting: str) -> ServiceDevice:
     """The device that a setting names: "cpu", "cuda", "cuda:N", or "auto" (a GPU if there is one).
@@ -44,3 +48,12 @@ def service_device(setting: str) -> ServiceDevice:
         return ServiceDevice(ordinal, cuda.device_uuid(ordinal))
     except RegionError as error:
         raise StartError(str(error)) from None
+
+
+def check_gate_bound(device: ServiceDevice, seconds: float) -> None:
+    """Raise StartError for a gate bound that is too long for a GPU."""
+    if device.ordinal is not None and seconds > MOST_GATE_SECONDS:
+        raise StartError(
+            f"gate_bound_seconds: {seconds} on a GPU (fix: {MOST_GATE_SECONDS} at most; workers "
+            "use a dead service's banks again after 2 s)"
+        )

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
-from indexer_service.devices import ServiceDevice, service_device
+from indexer_service.devices import ServiceDevice, check_gate_bound, service_device
 from indexer_service.engine import Engine, EngineSettings, create_engine
 from indexer_service.errors import ServiceError, StartError
 from indexer_service.events import StepObserver
@@ -77,6 +77,7 @@ class Service:
         self._settings = settings
         os.environ.setdefault(*_CONNECTIONS)
         self.device = service_device(settings.device)
+        check_gate_bound(self.device, settings.gate_bound_seconds)
         self._engine = _engine(settings, self.device) if engine is None else engine
         self._observer = observer
         self._listener: Listener = create_listener(settings)

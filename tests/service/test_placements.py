@@ -6,9 +6,17 @@ import grpc
 import pytest
 
 from dsa_indexer.v1 import indexer_pb2 as pb
-from indexer_service.devices import CPU, ServiceDevice, service_device
+from indexer_service.devices import (
+    CPU,
+    MOST_GATE_SECONDS,
+    ServiceDevice,
+    check_gate_bound,
+    service_device,
+)
 from indexer_service.errors import ServiceError, StartError
 from indexer_service.placements import agree_placement
+from indexer_service.server import Service
+from indexer_service.settings import Settings
 from tests.support.fake_cuda import Machine, Process, running_as
 
 AUTO, CPU_ONLY = pb.PLACEMENT_UNSPECIFIED, pb.PLACEMENT_CPU
@@ -121,3 +129,13 @@ def test_the_setting_names_the_device(here: Process) -> None:
         service_device("cuda:3")
     here.visible = ()
     assert service_device("auto") == CPU
+
+
+def test_a_gate_on_a_gpu_ends_before_its_bank_is_used_again(here: Process) -> None:
+    check_gate_bound(CPU, 60.0)
+    check_gate_bound(service_device("cuda"), MOST_GATE_SECONDS)
+    with pytest.raises(StartError, match=r"gate_bound_seconds: 2.0 on a GPU \(fix: 1.5 at most"):
+        check_gate_bound(service_device("cuda"), 2.0)
+    settings = Settings(address="unix:/nowhere/i.sock", device="cuda", gate_bound_seconds=2.0)
+    with pytest.raises(StartError, match="gate_bound_seconds"):
+        Service(settings)
