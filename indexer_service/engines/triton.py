@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from indexer_service.engine import EngineSettings, LayerInputs
+from indexer_service.engines.selection import prove, select
 from indexer_service.errors import precondition
 from indexer_service.executor import StepCancelled
 from indexer_service.kernels.architecture import beside_a_wait, sized_for
 from indexer_service.kernels.configuration import TRITON, Configuration, configuration
 from indexer_service.kernels.geometry import Geometry
-from indexer_service.kernels.step import select_step
 from indexer_service.kernels.warm_up import warm_up
 from ipc_handoff.layout import HandoffGeometry
 
@@ -55,46 +55,13 @@ class TritonEngine:
             )
 
     def warm_up(self) -> None:
-        heads, dim, page = 64, 128, 64
-        device = self.device
-        out = torch.full((1, 4), -2, dtype=torch.int32, device=device)
-        inputs = LayerInputs(
-            q=torch.ones((1, heads, dim), device=device).to(torch.float8_e4m3fn),
-            weights=torch.ones((1, heads), device=device),
-            k_cache=torch.zeros((1, page, dim + 4), dtype=torch.uint8, device=device),
-            query_start=torch.tensor([0, 1], dtype=torch.int32, device=device),
-            seq_lens=torch.tensor([3], dtype=torch.int32, device=device),
-            block_table=torch.zeros((1, 1), dtype=torch.int32, device=device),
-            decode_requests=1,
-            rows_per_decode=1,
-            max_length=3,
-            skip_requests=(),
-        )
-        self.select(inputs, 4, out, lambda stage: None)
-        if out.tolist() != [[0, 1, 2, -1]]:
-            raise RuntimeError(f"warm-up selected {out.tolist()}")
+        prove(self.select, 64, self.device)
 
     def select(
         self, inputs: LayerInputs, top_k: int, out: Tensor, on_stage: Callable[[str], None]
     ) -> None:
         """Reads lengths on the host: for the proof above and for tools, not for steps."""
-        select_step(
-            inputs.q,
-            inputs.weights,
-            inputs.k_cache,
-            inputs.query_start,
-            inputs.seq_lens,
-            inputs.block_table,
-            top_k,
-            decode_requests=inputs.decode_requests,
-            rows_per_decode=inputs.rows_per_decode,
-            max_length=inputs.max_length,
-            skip_requests=inputs.skip_requests,
-            out=out,
-            workspace=self.workspace,
-            on_stage=on_stage,
-            impl=TRITON,
-        )
+        select(inputs, top_k, out, on_stage, workspace=self.workspace, impl=TRITON)
 
     def prepare(
         self,

@@ -5,12 +5,9 @@ name and what went wrong, or null.
 """
 
 import ctypes
-import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import count
 from typing import Any
-from unittest.mock import patch
 
 from tests.attention_worker import device_step_cases as cases
 from tests.attention_worker.device_step_bench import MANY_ROWS
@@ -21,6 +18,7 @@ from attention_worker.device_handoff import DeviceHandoff
 from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord
 from ipc_handoff.kernels.words import Decision, WorkerState
 from tests.attention_worker import settled_cases
+from tests.support.cases import tell
 
 
 def _always_answered(memory: Any, **options: Any) -> None:
@@ -130,22 +128,5 @@ def _planted() -> Iterator[tuple[str, Callable[[], None], Any, str, Any]]:
     yield from settled_cases.planted()
 
 
-def _with(case: Callable[[], None], target: Any, name: str, replacement: Any) -> None:
-    with patch.object(target, name, replacement):
-        case()
-
-
-def main() -> None:
-    runs = list((cases.CASES | settled_cases.CASES).items())
-    runs += [(f"planted: {name}", partial(_with, *rest)) for name, *rest in _planted()]
-    for name, case in runs:
-        wrong = None
-        try:
-            case()
-        except Exception as error:
-            wrong = f"{type(error).__name__}: {str(error)[-300:]}"
-        print(json.dumps({"name": name, "error": wrong}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    tell(cases.CASES | settled_cases.CASES, _planted())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton exists on Linux only")
 from dsa_indexer_cli import handoff_probe
 from dsa_indexer_cli.children import PEER_GONE
 from dsa_indexer_cli.handoff_probe import Peer, PeerGone

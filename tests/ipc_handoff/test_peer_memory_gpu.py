@@ -14,7 +14,7 @@ from ipc_handoff.errors import RegionUnavailable
 from tests.ipc_handoff.cuda_children import SIZE, pattern, read, whole
 from tests.ipc_handoff.support import GEOMETRY, peer
 
-triton = pytest.importorskip("triton")
+triton = pytest.importorskip("triton", reason="Triton exists on Linux only")
 import triton.language as tl  # noqa: E402
 
 pytestmark = [

@@ -4,12 +4,10 @@ Words that the worker rings are set beforehand, since no kernel runs beside anot
 no patience. Prints one JSON line a case, and one a fault planted into it.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -29,6 +27,7 @@ from ipc_handoff.device_layout import AnswersWord, StagingWord
 from ipc_handoff.layout import HandoffGeometry
 from tests.service.device_step_bench import CPU, GEOMETRY, Bench
 from tests.service.hand_worker import UNWRITTEN
+from tests.support.cases import tell
 
 
 def decode_of_every_size() -> None:
@@ -280,23 +279,6 @@ def _unchecked(
     inputs.faults.zero_()
 
 
-def _with(case: Callable[[], None], target: Any, name: str, replacement: Any) -> None:
-    with patch.object(target, name, replacement):
-        case()
-
-
-def main() -> None:
-    import_module("tests.gates.interpreter")  # importing it puts the repair in place
-    runs = list(CASES.items())
-    runs += [(f"planted: {name}", partial(_with, *rest)) for name, *rest in _planted()]
-    for name, case in runs:
-        wrong = None
-        try:
-            case()
-        except Exception as error:
-            wrong = f"{type(error).__name__}: {str(error)[-300:]}"
-        print(json.dumps({"name": name, "error": wrong}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    import_module("tests.gates.interpreter")  # importing it puts the repair in place
+    tell(CASES, _planted())

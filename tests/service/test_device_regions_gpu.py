@@ -12,24 +12,14 @@ from indexer_service.session_regions import DeviceTerms, SessionRegions
 from ipc_handoff import cuda_runtime
 from ipc_handoff.cuda_regions import CudaExport
 from ipc_handoff.errors import RegionError
-from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import TensorSpec
 from ipc_handoff.wire import cuda_region
 from tests.ipc_handoff.cuda_children import PART, SIZE, pattern, read
 from tests.ipc_handoff.support import Peer, peer
+from tests.service.support import GEOMETRY
 
 pytestmark = pytest.mark.gpu
 
-GEOMETRY = HandoffGeometry(
-    layers=(3, 7),
-    heads=16,
-    head_dim=128,
-    top_k=16,
-    page_size=32,
-    max_rows=8,
-    max_requests=4,
-    max_context=256,
-)
 PAGE = 32 * 132
 CACHE = TensorSpec((16, 32, 132), torch.uint8, (PAGE + 4, 132, 1))
 BYTES = TensorSpec((SIZE,), torch.uint8)

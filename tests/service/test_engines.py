@@ -45,7 +45,9 @@ def test_an_engine_that_is_not_for_the_device_is_refused(
 
 
 def test_a_gpu_has_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    triton = pytest.importorskip("indexer_service.engines.triton")
+    triton = pytest.importorskip(
+        "indexer_service.engines.triton", reason="Triton exists on Linux only"
+    )
     monkeypatch.setenv("DSA_INDEXER_FORCE_ARCH", "90")
     engine = create_engine("auto", settings_on(GPU))
     assert isinstance(engine, triton.TritonEngine)
@@ -60,7 +62,9 @@ class Refusing(CpuEngine):
         super().__init__(settings_on(CPU))
 
     def check_session(self) -> None:
-        triton = pytest.importorskip("indexer_service.engines.triton")
+        triton = pytest.importorskip(
+            "indexer_service.engines.triton", reason="Triton exists on Linux only"
+        )
         triton.TritonEngine.check_session(self)
 
 
