@@ -58,7 +58,6 @@ _ASKED_FOR = AttachRefused("placement: inline was asked for (fix: auto, to use a
 _PLACEMENTS = {
     Placement.MPS: pb.PLACEMENT_MPS,
     Placement.PEER_GPU: pb.PLACEMENT_PEER_GPU,
-    Placement.TIMESLICE: pb.PLACEMENT_TIMESLICE,
 }
 
 

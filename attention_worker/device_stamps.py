@@ -75,4 +75,4 @@ class DeviceStampRing:
 def on_the_hosts_clock(times: StepTimes, clock: ClockOffset) -> StepTimes:
     """The same times of CLOCK_MONOTONIC."""
     moved = ([at + clock.offset if at else 0 for at in stamps] for stamps in times)
-    return StepTimes(moved, times.on_exported)
+    return StepTimes(moved, times.on_exported, clock.error)

@@ -123,7 +123,7 @@ class InlineKernels:
 
     def can_rescue(self, shape: StepShape) -> bool:
         """Whether the small form fits a forward."""
-        longest = self._table(shape).shape[1] * self._geometry.page_size
+        longest = self._columns(shape) * self._geometry.page_size
         room = _RESCUE_BYTES if self._workspace is None else self._workspace
         return self._is_cuda and shape.is_decode and rescue_bytes(shape.rows, longest) <= room
 
@@ -143,9 +143,12 @@ class InlineKernels:
             enabled=enabled,
         )
 
+    def _columns(self, shape: StepShape) -> int:
+        needed = -(-shape.max_length // self._geometry.page_size)
+        return min(needed, self._geometry.table_width)
+
     def _table(self, shape: StepShape) -> Tensor:
-        columns = -(-shape.max_length // self._geometry.page_size)
-        return self._inputs.block_table[: shape.requests, :columns]
+        return self._inputs.block_table[: shape.requests, : self._columns(shape)]
 
     def faults(self, requests: int) -> list[RowFault]:
         """What was wrong with the newest step's inputs. Waits for the device: for people."""

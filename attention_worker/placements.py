@@ -4,7 +4,6 @@ A captured graph holds how its waits are made, so that a service under another p
 and the worker stays inline.
 """
 
-import os
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -59,7 +58,7 @@ def choose(wanted: Placement, device: torch.device, service_device: int | None =
         return _inline("placement: cpu, but the worker is on a GPU (fix: mps or auto)")
     if wanted is Placement.INLINE:
         return Chosen(Placement.INLINE, None, "It was asked for.")
-    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+    if cuda_runtime.launches_block():
         return _inline(
             "CUDA_LAUNCH_BLOCKING: is set, and every wait for the service would hold the engine "
             "(fix: unset it)"

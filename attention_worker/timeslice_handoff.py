@@ -1,6 +1,7 @@
 """The hand-over where contexts take turns on one GPU: streams sleep, and no kernel polls.
 
-A kernel that polls would burn its whole time slice while the service waits for its turn.
+A kernel that polls would burn its whole time slice while the service waits for its turn. Not
+reached by a session yet: the service's half is missing, and `placements.choose` refuses it.
 """
 
 import os
@@ -59,6 +60,7 @@ class TimesliceHandoff(DeviceHandoff):
     def close(self) -> None:
         super().close()
         self._peer.close()  # which ends the process
+        self._process_peer.close()
         if self._process is not None:
             self._process.wait()
         self._mapped.close()

@@ -49,13 +49,17 @@ class Watchdog:
             self._order[0] = number
             if self._number == number:
                 self._replace(None)
-        self._wake.ring()
+        if not self._closing:
+            self._wake.ring()
 
     def is_dead(self, number: int) -> bool:
         """Whether the service of that attachment was seen to die."""
         return self._dead == number
 
     def close(self) -> None:
+        """A second time does nothing."""
+        if self._closing:
+            return
         self._closing = True
         self._wake.ring()
         if self._thread.ident is not None:

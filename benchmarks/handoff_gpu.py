@@ -28,6 +28,7 @@ from indexer_client.control_plane import ControlPlane
 
 WORKER = Path(__file__).with_name("handoff_gpu_worker.py")
 CONTROL = "nvidia-cuda-mps-control"
+PLACEMENTS = ("inline", "mps", "peer_gpu")
 WORKER_SECONDS, READY_SECONDS = 300, 120
 PACKAGES = ("dsa-indexer", "torch", "triton", "cuda-bindings")
 
@@ -126,8 +127,6 @@ def measure(placements: Sequence[str], beside: bool) -> dict[str, Any]:
                     with service(Path(folder), 1, environment) as address:
                         what = ["decode", "chunk"]
                         (found[placement],) = _workers(placement, address, 1, what, environment)
-                elif placement == "timeslice":
-                    found[placement] = _same_gpu(placement, environment, False)
                 else:  # the same kernels in one process, without a daemon
                     (found[placement],) = _workers("inline", "unix:/n", 0, ["decode"], environment)
         except (RuntimeError, subprocess.SubprocessError, OSError) as error:
@@ -145,7 +144,9 @@ def main(
     if document is not None:
         write_document(document)
         return
-    found = measure(placement or ["inline", "mps", "timeslice", "peer_gpu"], beside)
+    if unknown := set(placement or ()) - set(PLACEMENTS):
+        raise typer.BadParameter(f"{min(unknown)} (fix: one of {', '.join(PLACEMENTS)})")
+    found = measure(placement or PLACEMENTS, beside)
     name = torch.cuda.get_device_name(0)
     card = name.removeprefix("NVIDIA ").lower().replace(" ", "-")
     path = write(card, name, found, packages=PACKAGES, suffix="-handoff", folder=results)

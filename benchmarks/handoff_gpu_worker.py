@@ -20,6 +20,7 @@ from attention_worker.device_session import DeviceIndexer
 from attention_worker.placements import Placement
 from indexer_client import ClientSettings
 from ipc_handoff.banks import ANSWERS
+from ipc_handoff.device_layout import DEVICE_STAMPED_STEPS
 from ipc_handoff.regions import TensorSpec
 from ipc_handoff.stages import SERVICE_STAGES, WorkerStage
 
@@ -147,7 +148,7 @@ class Measure:
             return {}
         layout = GEOMETRY.device
         spec = TensorSpec((1 + LAYERS * len(SERVICE_STAGES),), torch.int64)
-        at = layout.stamps + step % 64 * layout.stamp_stride
+        at = layout.stamps + step % DEVICE_STAMPED_STEPS * layout.stamp_stride
         block = attachment.bank.memories[ANSWERS].tensor(at, spec.byte_size, spec, "stamps").cpu()
         service = block[1:].view(LAYERS, len(SERVICE_STAGES)).tolist()
         return {"worker": [list(row) for row in worker], "service": service}

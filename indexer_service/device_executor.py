@@ -35,7 +35,8 @@ _NANOSECONDS = 1_000_000_000
 
 
 class DeviceExecutor:
-    """See `Executor`. Everything of CUDA is made and used in the runner's thread.
+    """See `Executor`. Steps are launched in the runner's thread; kernels and graphs
+    for them are made in `Preparation`'s.
 
     Args:
         gate_bound_seconds: longest wait for one word.

@@ -60,7 +60,7 @@ def _check(driver: Any, result: Any, field: str, problem: str, fix: str) -> None
         raise RegionUnavailable(f"{field}: {problem}: {result.name} (fix: {fix})")
 
 
-def _call(function: str, *arguments: Any, field: str, problem: str, fix: str) -> Any:
+def call(function: str, *arguments: Any, field: str, problem: str, fix: str) -> Any:
     """Call the driver; what it returns behind the error code, if anything.
 
     Raises:
@@ -85,7 +85,7 @@ def _pointer_attribute(name: str, pointer: int) -> Any:
 
 @cache
 def _device(ordinal: int) -> Any:
-    return _call(
+    return call(
         "cuDeviceGet",
         ordinal,
         field="device",
@@ -97,7 +97,7 @@ def _device(ordinal: int) -> Any:
 @cache
 def _primary_context(ordinal: int) -> Any:
     """Held for the process's life, as torch holds it."""
-    return _call(
+    return call(
         "cuDevicePrimaryCtxRetain",
         _device(ordinal),
         field="device",
@@ -110,16 +110,16 @@ def _primary_context(ordinal: int) -> Any:
 def on_device(ordinal: int) -> Iterator[None]:
     """The device's primary context is current in this thread, and afterwards what was before."""
     terms = {"field": "device", "problem": f"{ordinal}'s context", "fix": "see the error's name"}
-    _call("cuCtxPushCurrent", _primary_context(ordinal), **terms)
+    call("cuCtxPushCurrent", _primary_context(ordinal), **terms)
     try:
         yield
     finally:
-        _call("cuCtxPopCurrent", **terms)
+        call("cuCtxPopCurrent", **terms)
 
 
 def make_current(ordinal: int) -> None:
     """Give this thread the device's primary context, for as long as it lives."""
-    _call(
+    call(
         "cuCtxSetCurrent",
         _primary_context(ordinal),
         field="device",
@@ -131,7 +131,7 @@ def make_current(ordinal: int) -> None:
 def device_count() -> int:
     """GPUs that this process sees; 0 also without a driver or `cuda-bindings`."""
     try:
-        count = _call("cuDeviceGetCount", field="cuda", problem="no count", fix="a driver")
+        count = call("cuDeviceGetCount", field="cuda", problem="no count", fix="a driver")
     except RegionError:
         return 0
     return int(count)
@@ -140,7 +140,7 @@ def device_count() -> int:
 @cache
 def device_uuid(ordinal: int) -> str:
     """UUID of a GPU as nvidia-smi writes it: "GPU-" and five groups of hexadecimal digits."""
-    found = _call(
+    found = call(
         "cuDeviceGetUuid",
         _device(ordinal),
         field="device",
@@ -161,7 +161,7 @@ def device_of_uuid(gpu_uuid: str) -> int | None:
 def can_access_peer(ordinal: int, peer: int) -> bool:
     """Whether kernels on one GPU can use the memory of another."""
     return bool(
-        _call(
+        call(
             "cuDeviceCanAccessPeer",
             _device(ordinal),
             _device(peer),
@@ -205,7 +205,7 @@ def runs_under_mps(ordinal: int = 0) -> bool:
 def allocate(ordinal: int, byte_size: int, field: str) -> int:
     """Zeroed memory in an allocation of its own; its address."""
     with on_device(ordinal):
-        pointer = _call(
+        pointer = call(
             "cuMemAlloc",
             byte_size,
             field=f"{field}.byte_size",
@@ -219,7 +219,7 @@ def allocate(ordinal: int, byte_size: int, field: str) -> int:
 def free(ordinal: int, pointer: int) -> None:
     """Give back what `allocate` gave. A peer's mapping stays valid until it is closed."""
     with on_device(ordinal):
-        _call("cuMemFree", pointer, field="memory", problem="is not freed", fix="free it once")
+        call("cuMemFree", pointer, field="memory", problem="is not freed", fix="free it once")
 
 
 def zero(ordinal: int, pointer: int, byte_size: int) -> None:
@@ -228,12 +228,12 @@ def zero(ordinal: int, pointer: int, byte_size: int) -> None:
     terms = {"field": "memory", "problem": "cannot be zeroed", "fix": "see the error's name"}
     with on_device(ordinal):
         flags = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        stream = _call("cuStreamCreate", flags, **terms)
+        stream = call("cuStreamCreate", flags, **terms)
         try:
-            _call("cuMemsetD8Async", pointer, 0, byte_size, stream, **terms)
-            _call("cuStreamSynchronize", stream, **terms)
+            call("cuMemsetD8Async", pointer, 0, byte_size, stream, **terms)
+            call("cuStreamSynchronize", stream, **terms)
         finally:
-            _call("cuStreamDestroy", stream, **terms)
+            call("cuStreamDestroy", stream, **terms)
 
 
 def address_range(ordinal: int, pointer: int, field: str) -> tuple[int, int]:
@@ -299,7 +299,7 @@ def _setting(pointer: int) -> str:
 def export_handle(allocation: Allocation, field: str) -> bytes:
     """The 64 bytes under which another process opens a whole allocation."""
     with on_device(allocation.device):
-        handle = _call(
+        handle = call(
             "cuIpcGetMemHandle",
             allocation.base,
             field=field,
@@ -319,7 +319,7 @@ def open_handle(ordinal: int, handle: bytes, field: str) -> int:
     wanted.reserved = handle
     flags = int(driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
     with on_device(ordinal):
-        pointer = _call(
+        pointer = call(
             "cuIpcOpenMemHandle",
             wanted,
             flags,
@@ -334,10 +334,15 @@ def open_handle(ordinal: int, handle: bytes, field: str) -> int:
 def close_handle(ordinal: int, pointer: int) -> None:
     """Undo one `open_handle`."""
     with on_device(ordinal):
-        _call(
+        call(
             "cuIpcCloseMemHandle",
             pointer,
             field="memory",
             problem="is not closed",
             fix="close once",
         )
+
+
+def launches_block() -> bool:
+    """Whether CUDA_LAUNCH_BLOCKING makes every launch wait for its kernel."""
+    return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")

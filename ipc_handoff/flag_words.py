@@ -16,9 +16,6 @@ from enum import IntEnum
 from ipc_handoff.device_layout import DEVICE_LINE
 from ipc_handoff.words import Words
 
-LAST_STEP = 2**63 - 1
-"""Stored into a word that waits for a step, it lets every wait pass; no step has this number."""
-
 
 class Answer(IntEnum):
     """A wait passes at 1 or more."""

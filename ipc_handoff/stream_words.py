@@ -5,11 +5,9 @@ step, lets its gate look once (bound 0), and writes ANSWERED into `answer(layer)
 """
 
 import ctypes
-from types import TracebackType
-from typing import Self
 
 from ipc_handoff import cuda_runtime as cuda
-from ipc_handoff.cuda_runtime import _call
+from ipc_handoff.cuda_runtime import call
 from ipc_handoff.flag_words import FlagLayout
 from ipc_handoff.regions import HostMemory
 
@@ -17,9 +15,11 @@ _AT_LEAST = 0
 """CU_STREAM_WAIT_VALUE_GEQ, of the difference: numbers may be up to 2^63 apart."""
 _REGISTER_PORTABLE, _REGISTER_MAPPED = 1, 2
 
+_TERMS = {"field": "stream", "fix": "a driver with 64-bit stream memory operations"}
+
 
 class MappedFlags:
-    """A flag block that a GPU's streams and kernels can use; a context manager.
+    """A flag block that a GPU's streams and kernels can use.
 
     Args:
         memory: at least `FlagLayout(layers).size` bytes; must live as long as this object.
@@ -40,20 +40,20 @@ class MappedFlags:
         self._pointer = ctypes.addressof(self._bytes)
         terms = {"field": "flags", "problem": "cannot be mapped", "fix": "a GPU that maps memory"}
         with cuda.on_device(device):
-            _call(
+            call(
                 "cuMemHostRegister",
                 self._pointer,
                 self.layout.size,
                 _REGISTER_PORTABLE | _REGISTER_MAPPED,
                 **terms,
             )
-            self.address = int(_call("cuMemHostGetDevicePointer", self._pointer, 0, **terms))
+            self.address = int(call("cuMemHostGetDevicePointer", self._pointer, 0, **terms))
 
     def close(self) -> None:
         """No stream may use the block any more. A second time does nothing."""
         if self._pointer:
             with cuda.on_device(self._device):
-                _call(
+                call(
                     "cuMemHostUnregister",
                     self._pointer,
                     field="flags",
@@ -62,17 +62,6 @@ class MappedFlags:
                 )
             self._pointer = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def wait_at_least(stream: int, address: int, value: int) -> None:
     """Let a stream sleep until a word is at least `value`; can be captured.
@@ -80,27 +69,25 @@ def wait_at_least(stream: int, address: int, value: int) -> None:
     Args:
         stream: handle of the stream (`torch.cuda.Stream.cuda_stream`).
     """
-    _call(
+    call(
         "cuStreamWaitValue64",
         stream,
         address,
         value,
         _AT_LEAST,
-        field="stream",
         problem="cannot wait for a word",
-        fix="a driver with 64-bit stream memory operations",
+        **_TERMS,
     )
 
 
 def write_word(stream: int, address: int, value: int) -> None:
     """Let a stream write a word behind everything before; can be captured."""
-    _call(
+    call(
         "cuStreamWriteValue64",
         stream,
         address,
         value,
         0,
-        field="stream",
         problem="cannot write a word",
-        fix="a driver with 64-bit stream memory operations",
+        **_TERMS,
     )

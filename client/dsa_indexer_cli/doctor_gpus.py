@@ -12,6 +12,7 @@ import torch
 from dsa_indexer_cli.children import Child, ChildFailed
 from dsa_indexer_cli.doctor_finding import Finding
 from dsa_indexer_cli.gpu_facts import Gpu, GpuFacts
+from ipc_handoff.cuda_runtime import launches_block
 
 DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 KERNEL_DRIVER = Path("/sys/module/nvidia/version")
@@ -195,7 +196,7 @@ def package_finding(package: str) -> Finding:
 
 
 def launches_finding() -> Finding:
-    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+    if launches_block():
         return Finding(
             "CUDA_LAUNCH_BLOCKING",
             False,

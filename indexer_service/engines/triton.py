@@ -1,7 +1,6 @@
 """The Triton engine: the kernels of this repository on one GPU."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from indexer_service.kernels.architecture import beside_a_wait, sized_for
 from indexer_service.kernels.configuration import TRITON, Configuration, configuration
 from indexer_service.kernels.geometry import Geometry
 from indexer_service.kernels.warm_up import warm_up
+from ipc_handoff.cuda_runtime import launches_block
 from ipc_handoff.layout import HandoffGeometry
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class TritonEngine:
         Raises:
             ServiceError: FAILED_PRECONDITION where a session's steps would hold up its thread.
         """
-        if os.environ.get(_BLOCKING, "0") not in ("", "0"):
+        if launches_block():
             raise precondition(
                 _BLOCKING,
                 "is set in the service: it would wait on the host for every gate",

@@ -111,7 +111,7 @@ def publish(
     """
     geometry, layout = memory.geometry, memory.geometry.device
     needed = -(-max_length // geometry.page_size)
-    slot = step % geometry.slots
+    slot = geometry.staging.slot_of(step)
     publish_kernel[(len(seq_lens),)](
         query_start, seq_lens, block_table, memory.state, memory.arrived, step, attachment, rows,
         len(seq_lens), block_table.shape[1], needed, block_table.stride(0), staging, answers,

@@ -57,5 +57,6 @@ def test_they_are_put_on_the_hosts_clock_by_the_gpu_that_made_them(
     bank = WorkerBank(GEOMETRY, 0, SERVICE, WORKER)
     times = bank.control.service_stamps.read(STEP)
     assert times is not None
+    assert times.clock_error == 1
     found = [at for stamps in times for at in stamps]
     assert found == [0] + [CLOCKS[SERVICE] + at for at in range(1, cells)]

@@ -70,3 +70,15 @@ def test_a_service_that_cannot_be_watched_is_left_to_the_bound(
     assert not eventually(lambda: int(order) != 0, seconds=0.1)
     watchdog.end(3)
     assert int(order) == 3
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+def test_a_second_close_does_nothing(is_started: bool) -> None:
+    order = torch.zeros(1, dtype=torch.int64)
+    watchdog = Watchdog(order)
+    if is_started:
+        watchdog.start()
+    for number in (1, 2):
+        watchdog.end(number)
+        watchdog.close()
+        assert int(order) == number
