@@ -2,7 +2,9 @@
 
 The numbers are of reports in vLLM (V), SGLang (S) and other projects; each check's name says what
 went wrong there. `test_peer_faults.py` runs them on the CPU and on a GPU, the gates without a GPU
-run those that are small enough in Triton's interpreter.
+run those that are small enough in Triton's interpreter. What a service has to refuse stands in
+tests/service: an unsupported page size in test_bad_sessions.py (aiter 5591, V 39303, V 53635), a K
+cache shorter than the plan's lengths in test_bad_plans.py (S 31108).
 """
 
 from collections.abc import Callable
