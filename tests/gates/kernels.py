@@ -39,7 +39,9 @@ _RUNS = (
     "tests.gates.runs_topk",
     "tests.gates.runs_indexer",
     "tests.gates.runs_device_inputs",
+    "tests.gates.runs_large",
     "tests.gates.runs_peer_faults",
+    "tests.gates.runs_recorded",
 )
 
 NOT_INTERPRETED: dict[str, str] = dict.fromkeys(

@@ -1,30 +1,23 @@
 """The references against what vLLM, DeepGEMM and FlashMLA computed on an H200."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor
 
 from attention_worker.kernels import sparse_mla
 from indexer_service.kernels import indexer, k_cache, mqa_logits
 from tests.data.recording import TOP_K, Recording
+from tests.kernels.recorded_checks import (
+    CHECKS,
+    LOGITS_TOLERANCE,
+    decode_arguments,
+    relative_error,
+    same_sets,
+)
 
-LOGITS_TOLERANCE = 5e-4
 ATTENTION_TOLERANCE = 4e-3
-
-
-def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    """Norm of the difference by norm, over what is not masked."""
-    seen = theirs.isfinite()
-    difference = (ours.double() - theirs.double())[seen]
-    return float(difference.norm() / theirs.double()[seen].norm())
-
-
-def same_sets(ours: Tensor, theirs: Tensor) -> bool:
-    return all(set(a) == set(b) for a, b in zip(ours.tolist(), theirs.tolist(), strict=True))
-
-
-def decode_arguments(recording: Recording) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    decode = recording.decode
-    return decode.q, decode.k_cache, decode.weights, decode.seq_lens, decode.block_table
 
 
 def attend(recording: Recording, indices: Tensor) -> Tensor:
@@ -35,37 +28,9 @@ def attend(recording: Recording, indices: Tensor) -> Tensor:
     return sparse_mla.attend(attention.q, attention.kv_cache, slots, attention.scale)
 
 
-def test_decode_logits_match_deepgemm(recording: Recording) -> None:
-    theirs = recording.decode.logits
-    ours = mqa_logits.paged(*decode_arguments(recording), theirs.shape[1])
-    assert torch.equal(ours == -torch.inf, theirs == -torch.inf)
-    assert relative_error(ours, theirs) <= LOGITS_TOLERANCE
-
-
-def test_prefill_logits_match_deepgemm(recording: Recording) -> None:
-    rows = recording.prefill
-    ours = mqa_logits.ragged(
-        rows.q, rows.k, rows.k_scale, rows.weights, rows.row_start, rows.row_end
-    )
-    assert torch.equal(ours == -torch.inf, rows.logits == -torch.inf)
-    assert relative_error(ours, rows.logits) <= LOGITS_TOLERANCE
-
-
-def test_decode_selection_is_vllms_set(recording: Recording) -> None:
-    ours = indexer.select_paged(*decode_arguments(recording), TOP_K)
-    assert same_sets(ours, recording.attention.topk_indices)
-
-
-def test_insert_writes_vllms_bytes(recording: Recording) -> None:
-    insert = recording.insert
-    page = 64
-    cache = torch.zeros((int(insert.slots.max()) // page + 1, page, 132), dtype=torch.uint8)
-    k_cache.insert(insert.k, insert.slots, cache)
-    flat = cache.view(len(cache), page * 132)
-    values = flat[:, : page * 128].reshape(-1, 128)[insert.slots]
-    scales = flat[:, page * 128 :].contiguous().view(torch.float32).flatten()[insert.slots]
-    assert torch.equal(values, insert.values)
-    assert torch.equal(scales, insert.scales.squeeze(1))
+@pytest.mark.parametrize("check", CHECKS)
+def test_what_was_recorded(check: Callable[[Recording, str], None], recording: Recording) -> None:
+    check(recording, "reference")
 
 
 def test_prefill_keys_in_pages_score_the_same_bits(recording: Recording) -> None:
