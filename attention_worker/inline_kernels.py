@@ -144,8 +144,7 @@ class InlineKernels:
         )
 
     def _columns(self, shape: StepShape) -> int:
-        needed = -(-shape.max_length // self._geometry.page_size)
-        return min(needed, self._geometry.table_width)
+        return min(self._geometry.columns(shape.max_length), self._geometry.table_width)
 
     def _table(self, shape: StepShape) -> Tensor:
         return self._inputs.block_table[: shape.requests, : self._columns(shape)]

@@ -249,7 +249,7 @@ class DeviceExecutor:
             rows_per_decode=plan.rows_per_decode,
             offsets=offsets,
             length_bounds=exact or [plan.max_length] * plan.requests,
-            columns=-(-plan.max_length // geometry.page_size),
+            columns=geometry.columns(plan.max_length),
             ordinals=[self._ordinals[layer] for layer in plan.layers],
         )
 

@@ -71,8 +71,12 @@ class HandoffGeometry:
 
     @property
     def table_width(self) -> int:
-        """Pages a row of the block table: the one place where it is computed."""
-        return -(-self.max_context // self.page_size)
+        """Pages a row of the block table."""
+        return self.columns(self.max_context)
+
+    def columns(self, tokens: int) -> int:
+        """Columns of the block table that so many tokens fill: the one formula for it."""
+        return -(-tokens // self.page_size)
 
     @cached_property
     def control(self) -> "ControlLayout":

@@ -110,7 +110,7 @@ def publish(
         max_length: bound of the lengths; no more of the table is staged than it can reach.
     """
     geometry, layout = memory.geometry, memory.geometry.device
-    needed = -(-max_length // geometry.page_size)
+    needed = geometry.columns(max_length)
     slot = geometry.staging.slot_of(step)
     publish_kernel[(len(seq_lens),)](
         query_start, seq_lens, block_table, memory.state, memory.arrived, step, attachment, rows,

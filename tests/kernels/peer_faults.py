@@ -4,7 +4,9 @@ The numbers are of reports in vLLM (V), SGLang (S) and other projects; each chec
 went wrong there. `test_peer_faults.py` runs them on the CPU and on a GPU, the gates without a GPU
 run those that are small enough in Triton's interpreter. What a service has to refuse stands in
 tests/service: an unsupported page size in test_bad_sessions.py (aiter 5591, V 39303, V 53635), a K
-cache shorter than the plan's lengths in test_bad_plans.py (S 31108).
+cache shorter than the plan's lengths in test_bad_plans.py (S 31108). Layers that share a selection
+(ATOM 1260) and a table's width (V 46514) are checked through a service as well, in
+tests/client/test_shared_layers.py.
 """
 
 from collections.abc import Callable
