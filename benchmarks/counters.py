@@ -30,13 +30,15 @@ _SECTIONS = (
 )  # fmt: skip
 
 _KEPT = re.compile(
-    r"^(Duration|SM Frequency|DRAM Throughput|Memory Throughput|L2 Hit Rate|L1/TEX Hit Rate"
-    r"|Mem Busy|Max Bandwidth|Mem Pipes Busy|Compute \(SM\) Throughput|SM Busy|Issue Slots Busy"
-    r"|Executed Ipc Active|Achieved Occupancy|Theoretical Occupancy|Registers Per Thread"
-    r"|Dynamic Shared Memory Per Block|No Eligible|Warp Cycles Per Issued Instruction"
-    r"|Executed Instructions|sm__inst_executed_pipe_.*|sm__pipe_.*|smsp__average_warps_issue.*"
-    r"|smsp__average_warp.*stall.*|.*[Ss]tall.*)$"
+    r"Duration|SM Frequency|DRAM Throughput|Memory Throughput|L2 Hit Rate|Issue Slots Busy"
+    r"|SM: Pipe (Alu|Fma|Fmaheavy|Tensor) Cycles Active|SM: Inst Executed Pipe (Lsu|Xu|Uniform)"
+    r"|L1: Data Pipe Lsu Wavefronts|Executed Instructions|Registers Per Thread"
+    r"|Dynamic Shared Memory Per Block|Achieved Occupancy|No Eligible"
+    r"|Warp Cycles Per Issued Instruction|Stall .*"
 )
+_LEAST_STALL = 0.05
+"""Cycles a warp waits for a reason, for each instruction it issues: less is not kept."""
+
 _BETWEEN = "spin_kernel"
 """torch.cuda._sleep's kernel: stands between two workloads."""
 
@@ -79,9 +81,8 @@ def parse(log: Path, names: list[str]) -> list[dict[str, Any]]:
             {"kernel": row["Kernel Name"], "grid": row["Grid Size"], "block": row["Block Size"],
              "counters": {}},
         )  # fmt: skip
-        name, unit = row["Metric Name"], row["Metric Unit"]
-        if name and _KEPT.match(name):
-            launch["counters"][f"{name} [{unit}]" if unit else name] = row["Metric Value"]
+        if (kept := _kept(row["Metric Name"], row["Metric Value"])) is not None:
+            launch["counters"][f"{row['Metric Name']}, {row['Metric Unit']}"] = kept
     found: list[dict[str, Any]] = []
     current = -1
     for launch in launches.values():
@@ -90,6 +91,17 @@ def parse(log: Path, names: list[str]) -> list[dict[str, Any]]:
         else:
             found.append({"workload": names[current], **launch})
     return found
+
+
+def _kept(name: str, printed: str) -> float | None:
+    """A counter's value, printed as "1,234.5"; None: of no interest here."""
+    if not _KEPT.fullmatch(name):
+        return None
+    try:
+        value = float(printed.replace(",", ""))
+    except ValueError:  # some tables hold words
+        return None
+    return value if not name.startswith("Stall ") or value >= _LEAST_STALL else None
 
 
 def main(program: str, name: str, workloads: Workloads) -> None:
