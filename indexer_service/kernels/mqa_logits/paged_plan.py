@@ -68,8 +68,11 @@ def configurations(
     if next_n > 1:
         programs = 4 if queries <= 128 and next_n <= 4 else 3 if queries <= 256 else 2
         return Configuration("hopper", 64, 4, 3, programs), portable
-    return (
-        Configuration("hopper", 128, 4, 2, 4),
-        Configuration("hopper", 64, 4, 4, 4),
-        portable,
-    )
+    if heads > WIDEST // 2:
+        # Five programs with tiles of 128 keys would not have the registers.
+        return (
+            Configuration("hopper", 64, 4, 3, 5),
+            Configuration("hopper", 128, 4, 2, 4),
+            portable,
+        )
+    return Configuration("hopper", 128, 4, 2, 5), Configuration("hopper", 128, 4, 3, 3), portable
