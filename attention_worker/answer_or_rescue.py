@@ -5,6 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from indexer_service.kernels.architecture import architecture
 from indexer_service.kernels.indexer.rescue import (
     POINTERS,
     UNSPECIALISED,
@@ -14,6 +15,8 @@ from indexer_service.kernels.indexer.rescue import (
 from ipc_handoff.kernels.hand_back import BLOCK, hand_rows_back
 from ipc_handoff.kernels.launch import INDEX_BYTES, dependent_launch, together
 from ipc_handoff.kernels.worker_memory import WorkerMemory
+
+_SM120, _REGISTERS = 120, 168
 
 
 @triton.jit(
@@ -63,5 +66,10 @@ def answer_or_rescue(memory: WorkerMemory, inputs: dict[str, Any], *, ordinal: i
         memory.state, memory.decision, ordinal, **arguments(**inputs), K=k,
         BACK=min(BLOCK, triton.next_power_of_2(k)),
         VECTOR=together(out.data_ptr(), out.stride(0) * INDEX_BYTES, k * INDEX_BYTES),
-        PDL=dependent, launch_pdl=dependent,
+        PDL=dependent, launch_pdl=dependent, maxnreg=most_registers(architecture(memory.device)),
     )  # fmt: skip
+
+
+def most_registers(arch: int) -> int | None:
+    """Of a thread. Left to itself the compiler takes fewer on SM120 than are needed, and spills."""
+    return _REGISTERS if arch >= _SM120 else None

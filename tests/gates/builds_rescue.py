@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from attention_worker.answer_or_rescue import most_registers
 from indexer_service.kernels.architecture import HOPPER, native_fp8
 from indexer_service.kernels.mqa_logits import paged_plan
 from tests.gates.kernels import ARCHITECTURES, Build
@@ -37,6 +38,7 @@ def _or_answer(rescue: Build) -> Build:
         kernel="attention_worker.answer_or_rescue:answer_or_rescue_kernel",
         types=rescue.types | dict(state="*i64", decision="*i32", ordinal="i32"),
         constants=rescue.constants | dict(K=2048, BACK=2048, VECTOR=16),
+        options=rescue.options | dict(maxnreg=most_registers(rescue.architectures[0])),
     )
 
 

@@ -34,11 +34,16 @@ def _select(
 
 
 BUILDS = [
-    _select(sizes, group, tells=tells)
+    _select(sizes, group)
     for group in (
         tuple(arch for arch in ARCHITECTURES if arch < 90),
         tuple(arch for arch in ARCHITECTURES if arch >= 90),
     )
     for sizes in plan.CONFIGURATIONS
-    for tells in (False, True)
 ] + [_select(plan.SHORT, (arch,), settled=True) for arch in ARCHITECTURES]
+BUILDS += [
+    _select(sizes, (arch,), tells=True)
+    for arch in ARCHITECTURES
+    if arch < plan.SHORT_OF_REGISTERS
+    for sizes in plan.CONFIGURATIONS
+]

@@ -58,6 +58,22 @@ def _given_up() -> None:
     assert int(both.service.arrived) == 0
 
 
+def _where_registers_are_short() -> None:
+    """Then it is done by a launch of its own, behind top-k's."""
+    scores = torch.randn((2, 128), generator=torch.Generator().manual_seed(4))
+    ends = torch.tensor([100, 7], dtype=torch.int32)
+    out, expected = torch.full((2, 40), POISON, dtype=torch.int32), torch.empty((2, 40)).int()
+    then: list[torch.Tensor] = []
+    epilogue = Epilogue(done.tell_layer, (), lambda: then.append(out.clone()))
+    with patch.object(launch.planning, "SHORT_OF_REGISTERS", 0):
+        launch.select_packed(
+            scores.flatten(), torch.tensor([0, 128]), ends, torch.zeros(2, dtype=torch.int32), 40,
+            out, longest=128, epilogue=epilogue,
+        )  # fmt: skip
+    reference.select(scores, 40, None, ends, expected)
+    assert len(then) == 1 and torch.equal(then[0], expected)
+
+
 def _live() -> Both:
     """A service whose step has begun."""
     both = Both.attached()
@@ -98,6 +114,7 @@ _CASES = {
     "a row of another window": partial(_told, [400, 30, 300], 3, elsewhere=(0, 1)),
     "a row of another window, in turns": partial(_told, [100, 30, 7], 1, elsewhere=(2,)),
     "a step that was given up": _given_up,
+    "where registers are short": _where_registers_are_short,
 }
 
 RUNS = [Run(f"told by top-k, {name}", check) for name, check in _CASES.items()]

@@ -66,10 +66,13 @@ def select_packed(
     if not len(row_at):
         return
     plan = planning.choose(len(row_at), longest, k, processors=processors(scores.device))
+    has_room = architecture(scores.device) < planning.SHORT_OF_REGISTERS
     run(
         plan, scores, k, out, row_at=row_at, row_end=row_end, arrived=arrived, enabled=enabled,
-        settled=settled, epilogue=epilogue,
+        settled=settled, epilogue=epilogue if has_room else None,
     )  # fmt: skip
+    if epilogue is not None and not has_room:
+        epilogue.alone()
 
 
 def run(

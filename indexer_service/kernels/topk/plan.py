@@ -53,6 +53,9 @@ CONFIGURATIONS = (SHORTEST, SHORT, STREAMED, LONG)
 LENGTHS = (SHORTEST.small, SHORT.small, LONG.small, LONG.small + 1)
 """With any k, rows as long as these need every kernel that longer and shorter ones do."""
 
+SHORT_OF_REGISTERS = 120
+"""From this architecture on an epilogue would make the kernels spill."""
+
 MOST_SPLITS = 64
 MOST_PROGRAMS = 512
 """Of a launch: its memory for candidates does not grow with the rows."""
