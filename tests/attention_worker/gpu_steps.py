@@ -9,6 +9,7 @@ from torch import Tensor
 from attention_worker.inline_kernels import InlineKernels
 from attention_worker.step_shape import StepShape
 from indexer_client import StepInputs
+from indexer_service.kernels import k_cache
 from ipc_handoff.layout import HandoffGeometry
 from tests.kernels import inputs as random_inputs
 
@@ -21,20 +22,38 @@ SPARE_PAGES = 8
 
 @dataclass(frozen=True)
 class GpuCase:
-    """A step on the device; q, weights and expected by layer."""
+    """A step on the device; q, weights, expected and keys by layer.
+
+    keys: bf16 [requests, D], of each request's last token; slots: int64 [requests], theirs.
+    """
 
     inputs: StepInputs
     q: Mapping[int, Tensor]
     weights: Mapping[int, Tensor]
     expected: Mapping[int, Tensor]
+    keys: Mapping[int, Tensor]
+    slots: Tensor
 
 
 class GpuSteps:
-    """Steps of one geometry. Expected selections are computed inline, apart from the worker."""
+    """Steps of one geometry. Expected selections are computed inline, apart from the worker.
 
-    def __init__(self, device: torch.device, geometry: HandoffGeometry = GEOMETRY) -> None:
+    Args:
+        inserts: each step's keys are inserted before its selections are expected.
+        seed: of the K caches.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        geometry: HandoffGeometry = GEOMETRY,
+        *,
+        inserts: bool = False,
+        seed: int = 1,
+    ) -> None:
         self.geometry, self.device = geometry, device
-        source = torch.Generator().manual_seed(1)
+        self._inserts = inserts
+        source = torch.Generator().manual_seed(seed)
         self.pages = geometry.table_width * geometry.max_requests + SPARE_PAGES
         one = random_inputs.k_cache(source, self.pages, geometry.page_size, geometry.head_dim)
         # As vLLM's: pages of all layers side by side.
@@ -72,9 +91,14 @@ class GpuSteps:
             exact_seq_lens=lengths if number % 2 else None,
             exact_query_start=offsets.tolist(),
         )
-        q, weights, expected = {}, {}, {}
+        q, weights, expected, keys = {}, {}, {}, {}
+        slots = self._last_slots(inputs, lengths)
         self._expected.take(inputs)
         for layer in geometry.layers:
+            key = torch.randn((len(lengths), geometry.head_dim), generator=source)
+            keys[layer] = key.to(torch.bfloat16).to(self.device)
+            if self._inserts:
+                k_cache.insert(keys[layer], slots, self.k_caches[layer])
             codes = random_inputs.codes(source, rows, geometry.heads, geometry.head_dim)
             q[layer] = codes.to(self.device)
             w = torch.randn((rows, geometry.heads), generator=source)
@@ -85,7 +109,13 @@ class GpuSteps:
             shape = StepShape.of(inputs)
             self._expected.select(layer, q[layer], weights[layer], shape, expected[layer])
         torch.cuda.synchronize()
-        return GpuCase(inputs, q, weights, expected)
+        return GpuCase(inputs, q, weights, expected, keys, slots)
+
+    def _last_slots(self, inputs: StepInputs, lengths: list[int]) -> Tensor:
+        page = self.geometry.page_size
+        last = torch.tensor(lengths, device=self.device) - 1
+        pages = inputs.block_table.long().gather(1, (last // page).unsqueeze(1)).squeeze(1)
+        return pages * page + last % page
 
 
 def wrong(case: GpuCase, found: Mapping[int, Tensor]) -> list[str]:
