@@ -6,6 +6,7 @@ each case.
 """
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -105,7 +106,7 @@ class Worker:
 
         Args:
             gated: called when it is published, and the service waits for its first layer.
-            running: called when it was launched.
+            running: called in another thread while it is launched and runs.
             between: called behind the first layer. The step is eager then, also with `prefill`.
         """
         self._number += 1
@@ -117,19 +118,20 @@ class Worker:
         self.indexer.begin_step(case.inputs)
         torch.cuda.synchronize()
         gated()
+        beside = threading.Thread(target=running)
+        beside.start()
         began = time.perf_counter()
         if prefill or between is not None:
             found = self._eager(case, between)
-            running()
             torch.cuda.synchronize()
             bad = wrong(case, found)
         else:
             self.captured.replay(case)
-            running()
             torch.cuda.synchronize()
             bad = self.captured.wrong(case)
         self.times.append((time.perf_counter() - began) * 1e3)
         self.wrong += [f"step {self.indexer._steps}, {line}" for line in bad]
+        beside.join()
         self.answered.append(self.indexer.statistics.answered_layers - before)
 
     def _eager(self, case: GpuCase, between: Callable[[], None] | None) -> dict[int, torch.Tensor]:
