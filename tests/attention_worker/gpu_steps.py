@@ -1,5 +1,6 @@
 """Steps of random data on a GPU, with selections that were computed apart from the worker."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ class GpuSteps:
     Args:
         inserts: each step's keys are inserted before its selections are expected.
         seed: of the K caches.
+        room: bytes of the allocation that they lie in, at least.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class GpuSteps:
         *,
         inserts: bool = False,
         seed: int = 1,
+        room: int = 0,
     ) -> None:
         self.geometry, self.device = geometry, device
         self._inserts = inserts
@@ -57,10 +60,11 @@ class GpuSteps:
         self.pages = geometry.table_width * geometry.max_requests + SPARE_PAGES
         one = random_inputs.k_cache(source, self.pages, geometry.page_size, geometry.head_dim)
         # As vLLM's: pages of all layers side by side.
-        room = torch.zeros((self.pages, len(geometry.layers), *one.shape[1:]), dtype=torch.uint8)
+        shape = (self.pages, len(geometry.layers), *one.shape[1:])
+        whole = torch.zeros(max(room, math.prod(shape)), dtype=torch.uint8, device=device)
+        self.room = whole[: math.prod(shape)].view(shape)
         for ordinal in range(len(geometry.layers)):
-            room[:, ordinal] = one[torch.randperm(self.pages, generator=source)]
-        self.room = room.to(device)
+            self.room[:, ordinal] = one[torch.randperm(self.pages, generator=source)].to(device)
         self.k_caches = {layer: self.room[:, i] for i, layer in enumerate(geometry.layers)}
         self._expected = InlineKernels(geometry, self.k_caches, device)
 

@@ -20,13 +20,21 @@ class Services:
         device: ordinal of their GPU.
         count: how many can serve, one after the other.
         settings: of the service, NAME=VALUE.
+        environment: of the service; by default this process's.
 
     Attributes:
         serving: the one that was started last.
         pauses: of all of them.
     """
 
-    def __init__(self, folder: Path, device: int, count: int, *settings: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: int,
+        count: int,
+        *settings: str,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.address = f"unix:{folder}/d/i.sock"
         self.log = folder / "service.log"
         self.pauses = Pauses()
@@ -37,6 +45,7 @@ class Services:
                 subprocess.Popen(
                     [*command, f"{folder}/d/i.sock", f"cuda:{device}", str(descriptor), *settings],
                     stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=(descriptor,),
+                    env=environment,
                 )
                 for _ in range(count)
             ]  # fmt: skip
