@@ -160,14 +160,14 @@ class DeviceExecutor:
                     kernels.launch(shape, caches[:1])
                 capturing.synchronize()
             self._prepared.add(rows_per_decode)
-            if not self._flags.can_capture:
-                return
 
             def capture(key: GraphKey) -> Callable[[], None]:
                 shape = shape_of(key, geometry)
                 return capturing.capture(lambda: kernels.launch(shape, caches))
 
             self._graphs.make_all(rows_per_decode, capture, is_stopped)
+            if not self._flags.can_capture:
+                self._graphs.forget()  # they wait for no step; every kernel is made with them
 
     # Steps.
 
@@ -320,7 +320,7 @@ class DeviceExecutor:
         finally:
             self.regions_changed()
             self._stream, self._capturing, self._clocking = None, None, None
-            self._kernels, self._slots = None, None
+            self._kernels, self._slots, self._budget = None, None, None
             flags, self._flags = self._flags, POLLING
         if not self._is_lost:
             for made in streams:

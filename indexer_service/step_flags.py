@@ -29,7 +29,7 @@ class Polling:
     """Gates poll by themselves, and the worker's waits do.
 
     Attributes:
-        can_capture: a step's launches may be captured.
+        can_capture: what is captured of a step answers other steps, too.
     """
 
     can_capture = True

@@ -17,8 +17,10 @@ from attention_worker.device_session import DeviceIndexer
 from attention_worker.device_steps import DeviceSteps
 from indexer_client import ClientSettings
 from indexer_service.kernels import k_cache
+from indexer_service.step_kernels import tensor_at
+from ipc_handoff import cuda_runtime
 from tests.attention_worker import faults
-from tests.attention_worker.gpu_steps import GEOMETRY, GpuSteps
+from tests.attention_worker.gpu_steps import GEOMETRY, GpuSteps, pages_of
 from tests.attention_worker.services import Services
 from tests.support.waiting import eventually
 
@@ -30,9 +32,31 @@ def told(name: str, found: dict[str, Any]) -> None:
     print(json.dumps({"case": name} | found), flush=True)
 
 
-def make(services: Services, placement: str, device: int, seed: int) -> faults.Worker:
+class Room:
+    """Device memory of K caches that can be freed and allocated again, apart from torch's."""
+
+    def __init__(self) -> None:
+        width = GEOMETRY.page_size * (GEOMETRY.head_dim + 4)
+        self._size = pages_of(GEOMETRY) * len(GEOMETRY.layers) * width
+        self.address = cuda_runtime.allocate(0, self._size, "room")
+
+    def tensor(self) -> torch.Tensor:
+        return tensor_at(self.address, (self._size,), torch.uint8, DEVICE)
+
+    def again(self) -> bool:
+        """Free it and allocate as much; whether it lies at the same address."""
+        before = self.address
+        cuda_runtime.free(0, before)
+        self.address = cuda_runtime.allocate(0, self._size, "room")
+        return self.address == before
+
+
+def make(
+    services: Services, placement: str, device: int, room: Room, *, seed: int
+) -> faults.Worker:
     """A worker with its graph, and with keys in its K caches that it has inserted itself."""
-    ours, reference = (GpuSteps(DEVICE, inserts=True, seed=seed) for _ in range(2))
+    ours = GpuSteps(DEVICE, seed=seed, whole=room.tensor())
+    reference = GpuSteps(DEVICE, inserts=True, seed=seed)
     settings = ClientSettings(
         address=services.address, placement=placement, reattach_seconds=0.1,
         rpc_timeout_seconds=1.0, banks=4,
@@ -81,7 +105,8 @@ def live(folder: Path, placement: str, device: int) -> None:
     )  # fmt: skip
     services.start()
     try:
-        worker = make(services, placement, device, seed=1)
+        room = Room()
+        worker = make(services, placement, device, room, seed=1)
         services.wait_until_it_serves()
         worker.attach()
         worker.many(3)
@@ -90,18 +115,16 @@ def live(folder: Path, placement: str, device: int) -> None:
             "answered": worker.answered, "wrong": worker.wrong, "ms": worker.times[-1],
         })  # fmt: skip
         faults.run(worker, placement, told)
-        address = worker.indexer._k_caches[GEOMETRY.layers[0]].data_ptr()
         told("statistics", {"all": str(worker.indexer.statistics)})
         worker.indexer.close()
         worker.captured.graph.replay()
         torch.cuda.synchronize()
         del worker
         gc.collect()
-        torch.cuda.empty_cache()
-        again = make(services, placement, device, seed=2)
+        same = room.again()
+        again = make(services, placement, device, room, seed=2)
         again.attach()
         again.many(4)
-        same = address == again.indexer._k_caches[GEOMETRY.layers[0]].data_ptr()
         told("reallocated", {
             "same address": same, "wrong": again.wrong, "last answered": again.answered[-1],
         })  # fmt: skip

@@ -21,6 +21,11 @@ GEOMETRY = HandoffGeometry(
 SPARE_PAGES = 8
 
 
+def pages_of(geometry: HandoffGeometry) -> int:
+    """Of each K cache."""
+    return geometry.table_width * geometry.max_requests + SPARE_PAGES
+
+
 @dataclass(frozen=True)
 class GpuCase:
     """A step on the device; q, weights, expected and keys by layer.
@@ -42,7 +47,7 @@ class GpuSteps:
     Args:
         inserts: each step's keys are inserted before its selections are expected.
         seed: of the K caches.
-        room: bytes of the allocation that they lie in, at least.
+        whole: uint8, in which they lie, from its first byte on; by default no larger than they are.
     """
 
     def __init__(
@@ -52,16 +57,17 @@ class GpuSteps:
         *,
         inserts: bool = False,
         seed: int = 1,
-        room: int = 0,
+        whole: Tensor | None = None,
     ) -> None:
         self.geometry, self.device = geometry, device
         self._inserts = inserts
         source = torch.Generator().manual_seed(seed)
-        self.pages = geometry.table_width * geometry.max_requests + SPARE_PAGES
+        self.pages = pages_of(geometry)
         one = random_inputs.k_cache(source, self.pages, geometry.page_size, geometry.head_dim)
         # As vLLM's: pages of all layers side by side.
         shape = (self.pages, len(geometry.layers), *one.shape[1:])
-        whole = torch.zeros(max(room, math.prod(shape)), dtype=torch.uint8, device=device)
+        if whole is None:
+            whole = torch.empty(math.prod(shape), dtype=torch.uint8, device=device)
         self.room = whole[: math.prod(shape)].view(shape)
         for ordinal in range(len(geometry.layers)):
             self.room[:, ordinal] = one[torch.randperm(self.pages, generator=source)].to(device)

@@ -40,7 +40,8 @@ class Neighbour:
     """
 
     def __init__(self, address: str, placement: str, service_device: int, room: int) -> None:
-        self._data = GpuSteps(DEVICE, room=room)
+        whole = torch.zeros(room, dtype=torch.uint8, device=DEVICE) if room else None
+        self._data = GpuSteps(DEVICE, whole=whole)
         self._settings = ClientSettings(
             address=address, placement=placement, reattach_seconds=0.05, rpc_timeout_seconds=5.0
         )
