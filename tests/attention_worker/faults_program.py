@@ -1,4 +1,5 @@
-"""`python -m tests.attention_worker.faults_program FOLDER PLACEMENT SERVICE_DEVICE`: `faults`.
+"""`python -m tests.attention_worker.faults_program FOLDER PLACEMENT SERVICE_DEVICE [PART ...]`:
+`faults`, or those of which a PART is in the name.
 
 Prints one JSON line a case. A process of its own: MPS must be there before its first use of the
 GPU.
@@ -20,6 +21,7 @@ from indexer_service.kernels import k_cache
 from indexer_service.step_kernels import tensor_at
 from ipc_handoff import cuda_runtime
 from tests.attention_worker import faults
+from tests.attention_worker.fault_worker import REQUESTS, Forward, Worker, poison
 from tests.attention_worker.gpu_steps import GEOMETRY, GpuSteps, pages_of
 from tests.attention_worker.services import Services
 from tests.support.waiting import eventually
@@ -51,9 +53,7 @@ class Room:
         return self.address == before
 
 
-def make(
-    services: Services, placement: str, device: int, room: Room, *, seed: int
-) -> faults.Worker:
+def make(services: Services, placement: str, device: int, room: Room, *, seed: int) -> Worker:
     """A worker with its graph, and with keys in its K caches that it has inserted itself."""
     ours = GpuSteps(DEVICE, seed=seed, whole=room.tensor())
     reference = GpuSteps(DEVICE, inserts=True, seed=seed)
@@ -64,7 +64,7 @@ def make(
     indexer = DeviceIndexer(
         GEOMETRY, ours.k_caches, device=DEVICE, settings=settings, service_device=device
     )
-    faults.poison(indexer)
+    poison(indexer)
     tokens = reference.pages * GEOMETRY.page_size
     slots = torch.arange(tokens, device=DEVICE)
     for layer, cache in reference.k_caches.items():
@@ -72,8 +72,8 @@ def make(
         indexer.insert(keys, slots, layer)
         k_cache.insert(keys, slots, cache)
     DeviceSteps.warm_up(indexer, (1,))
-    captured = faults.Forward(indexer, ours, faults.REQUESTS)
-    worker = faults.Worker(indexer, reference, services, captured)
+    captured = Forward(indexer, ours, REQUESTS)
+    worker = Worker(indexer, reference, services, captured)
     worker.step(prefill=True)  # loads what a mixed step needs
     indexer.start()
     return worker
@@ -97,8 +97,9 @@ def _nothing_is_mapped(services: Services) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def live(folder: Path, placement: str, device: int) -> None:
-    needed = faults.services_needed(placement)
+def live(folder: Path, placement: str, device: int, *parts: str) -> None:
+    chosen = faults.cases(placement, *parts)
+    needed = faults.services_needed(chosen)
     services = Services(
         folder, device, needed,
         f"lease_seconds={faults.LEASE_SECONDS}", f"gate_bound_seconds={faults.GATE_SECONDS}",
@@ -114,7 +115,7 @@ def live(folder: Path, placement: str, device: int) -> None:
             "placement": str(worker.indexer.placement), "reasons": worker.indexer.reasons,
             "answered": worker.answered, "wrong": worker.wrong, "ms": worker.times[-1],
         })  # fmt: skip
-        faults.run(worker, placement, told)
+        faults.run(worker, chosen, told)
         told("statistics", {"all": str(worker.indexer.statistics)})
         worker.indexer.close()
         worker.captured.graph.replay()
@@ -138,9 +139,9 @@ def live(folder: Path, placement: str, device: int) -> None:
         services.close()
 
 
-def main(folder: str, placement: str, device: str) -> None:
+def main(folder: str, placement: str, device: str, *parts: str) -> None:
     with patch("indexer_service.kernels.warm_up.tuned_operations", lambda *arguments: iter(())):
-        live(Path(folder), placement, int(device))
+        live(Path(folder), placement, int(device), *parts)
 
 
 if __name__ == "__main__":

@@ -61,8 +61,9 @@ class Pauses:
 @triton.jit(do_not_specialize=("ordinal", "word"))
 def _pause_kernel(ordinal, word: tl.int64):
     if ordinal == ORDINAL:
-        begin = nanoseconds(True)
-        while nanoseconds(True) - begin < look(word, True):
+        # Once: the word is gone with the service's process, and this may run on.
+        until = nanoseconds(True) + look(word, True)
+        while nanoseconds(True) < until:
             pass
 
 

@@ -35,20 +35,21 @@ class Services:
         *settings: str,
         environment: dict[str, str] | None = None,
     ) -> None:
-        self.address = f"unix:{folder}/d/i.sock"
-        self.log = folder / "service.log"
+        path = f"{folder}/d/i.sock"
+        self.address = f"unix:{path}"
         self.pauses = Pauses()
         descriptor = self.pauses.memory.fileno()
         command = [sys.executable, "-m", "tests.attention_worker.service_program"]
-        with self.log.open("a") as log:
-            self._all = [
-                subprocess.Popen(
-                    [*command, f"{folder}/d/i.sock", f"cuda:{device}", str(descriptor), *settings],
-                    stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=(descriptor,),
-                    env=environment,
-                )
-                for _ in range(count)
-            ]  # fmt: skip
+        self._all = []
+        for number in range(count):
+            with (folder / f"service-{number}.log").open("w") as log:
+                self._all.append(
+                    subprocess.Popen(
+                        [*command, path, f"cuda:{device}", f"{descriptor}", *settings],
+                        stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=(descriptor,),
+                        env=environment,
+                    )
+                )  # fmt: skip
         self._waiting = list(self._all)
         self.serving = self._all[0]
 
@@ -92,3 +93,12 @@ class Services:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def logs(folder: Path) -> str:
+    """The end of what each of them, and each worker, has logged there."""
+    told = []
+    for path in sorted(folder.glob("*.log")):
+        if text := path.read_text().strip():
+            told.append(f"== {path.name}\n{text[-2500:]}")
+    return "\n".join(told)

@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("triton", reason="Triton exists on Linux only")
 
 from tests.attention_worker.mps import mps_daemon
-from tests.attention_worker.services import Services
+from tests.attention_worker.services import Services, logs
 
 pytestmark = pytest.mark.gpu
 
@@ -59,7 +59,7 @@ class Host:
             process.wait(30)
 
     def tells(self) -> str:
-        return self._log.read_text()[-4000:] + self.services.log.read_text()[-4000:]
+        return logs(self._log.parent)
 
 
 @pytest.fixture(params=["mps", "timeslice", "peer_gpu"])

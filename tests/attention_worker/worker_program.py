@@ -19,7 +19,7 @@ from attention_worker.device_session import DeviceIndexer
 from attention_worker.device_steps import DeviceSteps
 from attention_worker.placements import Placement
 from indexer_client import ClientSettings
-from tests.attention_worker.faults import poison
+from tests.attention_worker.fault_worker import poison
 from tests.attention_worker.gpu_steps import GEOMETRY, GpuSteps
 from tests.attention_worker.gpu_worker import Captured
 from tests.attention_worker.services import READY_SECONDS, Services
