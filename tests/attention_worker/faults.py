@@ -21,6 +21,8 @@ LEASE_SECONDS, GATE_SECONDS = 1.0, 1.5
 PAUSE_SECONDS = 0.03
 """Longer than a worker waits."""
 _INTO_A_PAUSE = 0.006
+_GONE_SECONDS = 0.05
+"""Of a service that was ended, before its worker comes to its first layer."""
 _AFTER = 4
 """Steps without a service, and with its successor."""
 
@@ -64,6 +66,12 @@ def ended(worker: Worker, number: signal.Signals, place: str, *, thaw: bool) -> 
         end()
         ends.append(time.perf_counter())
 
+    def end_and_wait() -> None:
+        end()
+        if number == signal.SIGKILL:
+            old.wait(20)
+        time.sleep(_GONE_SECONDS)
+
     ends: list[float] = []
 
     before = len(worker.times)
@@ -75,7 +83,7 @@ def ended(worker: Worker, number: signal.Signals, place: str, *, thaw: bool) -> 
             before = len(worker.times)
         worker.step()
     elif place == "gated":
-        worker.step(gated=end)
+        worker.step(gated=end_and_wait)
     else:
         with services.pauses.at(PLACES.get(place, Place.BEHIND_GATE), PAUSE_SECONDS):
             worker.step(running=end_soon, prefill=place == "prefill")
@@ -189,7 +197,7 @@ def _ended(number: signal.Signals, place: str) -> Case:
 
 ENDED = {
     f"{name} {place}": _ended(number, place)
-    for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP))
+    for name, number in (("stopped", signal.SIGSTOP), ("killed", signal.SIGKILL))
     for place in ("idle", "gated", *PLACES, "prefill")
 }
 ILLEGAL = {
