@@ -227,6 +227,19 @@ def cases(placement: str, *parts: str) -> dict[str, Case]:
     }
 
 
+def lives(placement: str) -> list[list[str]]:
+    """Names of the cases that one worker each lives through.
+
+    Under MPS a service that is killed while a kernel of it runs may end the worker: NVIDIA promises
+    nothing. What can be that comes last, in a life of its own.
+    """
+    names = list(cases(placement))
+    risky = [name for name in names if name.startswith("killed") and not name.endswith("idle")]
+    if placement != "mps":
+        return [names]
+    return [[name for name in names if name not in risky], risky]
+
+
 def services_needed(chosen: Mapping[str, Case]) -> int:
     """How many services the cases use up, the last one included."""
     return 1 + len(chosen.keys() & {"restarted", *ENDED, *ILLEGAL})

@@ -5,6 +5,7 @@ One process a placement lives through all cases (`faults`); each test judges one
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from tests.attention_worker.services import logs
 
 pytestmark = pytest.mark.gpu
 
-SECONDS = 280
+SECONDS = 120
 LAYERS = len(GEOMETRY.layers)
 MOST_ATTACH_SECONDS = 2.0
 MOST_BOUND_MS = 60.0
@@ -32,23 +33,39 @@ MOST_BOUND_MS = 60.0
 Told = dict[str, dict[str, Any]]
 
 
-def lived(repository: Path, folder: Path, environment: dict[str, str], placement: str) -> Told:
-    """By case, what the program said."""
-    paths = os.pathsep.join(str(repository / root) for root in (".", "client", "proto"))
-    paths = os.pathsep.join([paths, os.environ.get("PYTHONPATH", "")])
-    device = "1" if placement == "peer_gpu" else "0"
+def _lived(
+    repository: Path, folder: Path, environment: dict[str, str], *arguments: str
+) -> dict[str, dict[str, Any]]:
+    """By case, what a worker said of its life."""
+    folder.mkdir()
     command = [sys.executable, "-m", "tests.attention_worker.faults_program", str(folder)]
-    try:
-        result = subprocess.run(
-            [*command, placement, device], cwd=repository, timeout=SECONDS,
-            env={**environment, "PYTHONPATH": paths}, text=True, capture_output=True,
+    with (folder / "worker.out").open("w+") as out, (folder / "worker.log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, *arguments], cwd=repository, env=environment, stdout=out, stderr=log,
+            start_new_session=True,
         )  # fmt: skip
-        output, errors = result.stdout, result.stderr
-    except subprocess.TimeoutExpired as error:
-        output, errors = ((text or b"").decode() for text in (error.stdout, error.stderr))
-    print(output, "\nworker:", errors[-6000:], "\nservices:", logs(folder))
+        try:
+            process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its services, too
+        out.seek(0)
+        output = out.read()
+    print(output, logs(folder))
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     return {line.pop("case"): line for line in lines}
+
+
+def lived(repository: Path, folder: Path, environment: dict[str, str], placement: str) -> Told:
+    """All lives together; of what comes in each of them, the first."""
+    paths = os.pathsep.join(str(repository / root) for root in (".", "client", "proto"))
+    paths = os.pathsep.join([paths, os.environ.get("PYTHONPATH", "")])
+    environment = {**environment, "PYTHONPATH": paths}
+    device = "1" if placement == "peer_gpu" else "0"
+    told: Told = {}
+    for number, names in enumerate(faults.lives(placement)):
+        life = folder / f"life-{number}"
+        told = _lived(repository, life, environment, placement, device, *names) | told
+    return told
 
 
 @pytest.fixture(scope="module", params=["mps", "timeslice", "peer_gpu"])
