@@ -24,8 +24,9 @@ def poison(indexer: DeviceIndexer) -> None:
         for name in (STAGING, ANSWERS):
             memory = bank.memories[name]
             spec = TensorSpec((memory.byte_size,), torch.uint8)
-            memory.tensor(0, memory.byte_size, spec, name).fill_(POISON)
-    torch.cuda.synchronize()
+            tensor = memory.tensor(0, memory.byte_size, spec, name)
+            tensor.fill_(POISON)
+            torch.cuda.synchronize(tensor.device)
 
 
 class Forward(Captured):

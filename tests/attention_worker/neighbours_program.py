@@ -61,6 +61,8 @@ class Neighbour:
         for layer, shared in self.indexer._shared.items():
             if shared.tensor.device != DEVICE:
                 shared.tensor.copy_(self._data.k_caches[layer])
+                torch.cuda.synchronize(shared.tensor.device)
+        torch.cuda.synchronize()
         DeviceSteps.warm_up(self.indexer, (1,))
         self._captured = Captured(self.indexer, self._data, REQUESTS, 1)
         self.indexer.start()
