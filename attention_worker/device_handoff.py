@@ -16,7 +16,7 @@ from attention_worker.watchdog import Watchdog
 from attention_worker.worker_banks import WorkerBank
 from indexer_client.attachment import Attachment
 from indexer_client.inputs import StepInputs
-from ipc_handoff.kernels.hand_back import hand_back
+from ipc_handoff.kernels.hand_back import KINDS, hand_back
 from ipc_handoff.kernels.publish import forget_armed, publish
 from ipc_handoff.kernels.stage import stage
 from ipc_handoff.kernels.wait import FEW_ROWS, wait
@@ -48,6 +48,9 @@ class Inline(Protocol):
             inline: 1 also while no step is under way, for what enqueues nothing before the wait.
         """
 
+    def answer_or_rescue(self, memory: WorkerMemory, ordinal: int) -> bool:
+        """Enqueue the same and the hand-back in one launch; False: nothing is enqueued."""
+
 
 class DeviceHandoff:
     """Made before the first capture: graphs hold the addresses of its memory.
@@ -70,8 +73,9 @@ class DeviceHandoff:
         self.counts = DeviceCounts(memory)
 
     def warm_up(self, inputs: StepInputs) -> None:
-        """Make the kernel that publishes. Before `start`: it goes by an attachment that none is,
-        which the device takes for a lost one."""
+        """Make the kernels that publish and hand back. Before `start`: they go by an attachment
+        that none is, which the device takes for a lost one, and find no answer.
+        """
         publish(
             self._memory,
             inputs.query_start,
@@ -84,6 +88,11 @@ class DeviceHandoff:
             rows=inputs.rows,
             max_length=inputs.max_length,
         )
+        memory = self._memory
+        for rows in KINDS:
+            shape = (min(rows, memory.geometry.max_rows), memory.geometry.top_k)
+            out = torch.empty(shape, dtype=torch.int32, device=memory.device)
+            hand_back(memory, out, ordinal=0)
 
     def start(self) -> None:
         self._watchdog.start()
@@ -171,8 +180,10 @@ class DeviceHandoff:
         inline.before_the_wait(memory.detached, first=first)
         self._sleep(ordinal)
         wait(memory, ordinal=ordinal, bound=self._bound, out=out if few else None)
-        inline.behind_the_wait(memory.rescued, memory.inline)
-        if not few:
+        if few:
+            inline.behind_the_wait(memory.rescued, memory.inline)
+        elif not inline.answer_or_rescue(memory, ordinal):
+            inline.behind_the_wait(memory.rescued, memory.inline)
             hand_back(memory, out, ordinal=ordinal)
 
     def _ask(self, ordinal: int) -> None:

@@ -6,10 +6,12 @@ a lost answer stands behind it; of other layers all stands behind (see `InlineLa
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from attention_worker.answer_or_rescue import answer_or_rescue
 from attention_worker.plan_numbers import PlanNumbers
 from attention_worker.step_shape import StepShape
 from indexer_client.inputs import StepInputs
@@ -17,6 +19,7 @@ from indexer_service.kernels.architecture import processors, sized_for
 from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, faults_of
 from indexer_service.kernels.indexer.rescue import rescue, rescue_bytes
 from indexer_service.kernels.step import RowFault, enqueue_step
+from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 
 _NONE = -1
@@ -127,18 +130,20 @@ class InlineKernels:
         room = _RESCUE_BYTES if self._workspace is None else self._workspace
         return self._is_cuda and shape.is_decode and rescue_bytes(shape.rows, longest) <= room
 
-    def rescue(
+    def to_rescue(
         self, layer: int, q: Tensor, weights: Tensor, shape: StepShape, out: Tensor, enabled: Tensor
-    ) -> None:
-        """As `select` for decodes: the same bits from one small launch, slow if it is enabled."""
+    ) -> dict[str, Any]:
+        """What `rescue` takes for decodes: it selects as `select`, the same bits from one small
+        launch, slow if it is enabled.
+        """
         rows, requests = shape.rows, shape.requests
-        rescue(
-            q[:rows].view(requests, shape.rows_per_decode, *q.shape[1:]),
-            self._k_caches[layer],
-            weights[:rows],
-            self._inputs.seq_lens[:requests],
-            self._table(shape),
-            self._geometry.top_k,
+        return dict(
+            q=q[:rows].view(requests, shape.rows_per_decode, *q.shape[1:]),
+            k_cache=self._k_caches[layer],
+            weights=weights[:rows],
+            seq_lens=self._inputs.seq_lens[:requests],
+            block_table=self._table(shape),
+            k=self._geometry.top_k,
             out=out[:rows],
             enabled=enabled,
         )
@@ -181,9 +186,21 @@ class InlineLayer:
 
     def behind_the_wait(self, rescued: Tensor, inline: Tensor) -> None:
         if self.kernels.can_rescue(self.shape):
-            self.kernels.rescue(self.number, self.q, self.weights, self.shape, self.out, rescued)
+            rescue(**self._to_rescue(rescued))
         else:
             self._select(inline)
+
+    def answer_or_rescue(self, memory: WorkerMemory, ordinal: int) -> bool:
+        # A program a request leaves rows behind the requests' alone.
+        if not self.kernels.can_rescue(self.shape) or len(self.out) > self.shape.rows:
+            return False
+        answer_or_rescue(memory, self._to_rescue(memory.rescued), ordinal=ordinal)
+        return True
+
+    def _to_rescue(self, enabled: Tensor) -> dict[str, Any]:
+        return self.kernels.to_rescue(
+            self.number, self.q, self.weights, self.shape, self.out, enabled
+        )
 
     def _select(self, enabled: Tensor, *, settled: bool = False) -> None:
         self.kernels.select(

@@ -103,11 +103,11 @@ def _same_gpu(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, service(Path(folder), 0, environment) as address:
-        (found,) = _workers(placement, address, 0, what, environment)
+        wanted = [*what, "beside"] if beside else what
+        (found,) = _workers(placement, address, 0, wanted, environment)
         if beside:
-            one = _workers(placement, address, 0, ["beside"], environment)
             two = _workers(placement, address, 0, ["beside"], environment, count=2)
-            found["one session"] = [told["beside"] for told in one]
+            found["one session"] = [found.pop("beside")]
             found["two sessions"] = [told["beside"] for told in two]
     return found
 

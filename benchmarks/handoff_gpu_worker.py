@@ -28,8 +28,12 @@ from ipc_handoff.stages import SERVICE_STAGES, WorkerStage
 
 SHAPES = ((1, 4096), (8, 4096), (64, 4096), (1, 65536), (8, 65536), (64, 65536))
 ROUNDS = 12
+STEADY, FILLING = 16, 4
+"""Steps that are enqueued one after the other; the first ones find an idle GPU, or a host that is
+not ahead yet.
+"""
 AHEAD_SECONDS = 0.004
-BESIDE_SECONDS = 3.0
+BESIDE_SECONDS = 2.0
 READY_SECONDS = 240.0
 
 
@@ -84,8 +88,10 @@ class Measure:
             times: dict[str, list[float]] = {"inline": [], "remote": [], "not ahead": []}
             layers: list[float] = []
             waiting: list[float] = []
+            first: list[float] = []
             equal = True
-            pipelined = self.pipelined(ways["remote"])
+            between = {name: self.between(way) for name, way in ways.items()}
+            late = [_first_layer(stamps) for stamps in self.newest_stamps()]
             before = self.remote.statistics.answered_layers
             for turn in range(ROUNDS + 2):
                 self.change(requests)
@@ -98,9 +104,11 @@ class Measure:
                     continue
                 for name, time_taken in taken.items():
                     times[name].append(time_taken)
-                if not attention and (stamps := self.remote.stamps(self.remote._steps)) is not None:
-                    layers += _layers(stamps)
-                    waiting += _waiting(stamps)
+                for stamps in self.newest_stamps(1):
+                    first.append(_first_layer(stamps))
+                    if not attention:
+                        layers += _layers(stamps)
+                        waiting += _waiting(stamps)
             answered = self.remote.statistics.answered_layers - before
             middle = {name: median(taken) for name, taken in times.items()}
             added = [(taken - middle["inline"]) / LAYERS for taken in times["remote"]]
@@ -113,8 +121,14 @@ class Measure:
                 "added_us_a_layer": median(added),
                 "added_us_a_layer_most": max(added),
                 "not_ahead_us": middle["not ahead"] - middle["remote"],
-                "not_hidden_us": pipelined - middle["remote"],
+                "between_us": between,
+                "not_hidden_us": between["remote"] - between["inline"],
             }
+            if first and late:  # otherwise there is no service
+                result["first_layer_us"] = {
+                    "ahead": median(first), "step after step": median(late),
+                }  # fmt: skip
+                result["not_hidden_us"] += median(late) - median(first)
             if layers:
                 inline_layer = middle["inline"] / LAYERS
                 result["added_us_a_layer_p99"] = quantiles(layers, n=100)[98] - inline_layer
@@ -126,20 +140,27 @@ class Measure:
         print(json.dumps(found), file=sys.stderr, flush=True)
         return found
 
-    def pipelined(self, decode: Decode) -> float:
-        """µs a step of many that the host enqueues one after the other, without waiting."""
-        for _ in range(3):
+    def between(self, decode: Decode) -> float:
+        """µs from one forward's end to the next one's begin, while the host enqueues steps one
+        after the other without waiting.
+        """
+        marks = []
+        for _ in range(STEADY):
             decode.begin()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
             decode.graph.replay()
+            end.record()
+            marks.append((begin, end))
         torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(ROUNDS):
-            decode.begin()
-            decode.graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) * 1e3 / ROUNDS
+        gaps = [before[1].elapsed_time(after[0]) * 1e3 for before, after in pairwise(marks)]
+        return median(gaps[FILLING:])
+
+    def newest_stamps(self, steps: int = STEADY - FILLING) -> list[Any]:
+        """Of the last remote steps, without those whose stamps are lost."""
+        last = self.remote._steps
+        found = [self.remote.stamps(step) for step in range(last - steps + 1, last + 1)]
+        return [stamps for stamps in found if stamps is not None]
 
     def timeline(self) -> dict[str, Any]:
         """Both sides' stamps of the last step, ns of the GPU's clock: layers [stages]."""
@@ -197,6 +218,11 @@ def _layers(stamps: Any) -> list[float]:
     """µs from each layer's staging to the next one's."""
     begun = [row[WorkerStage.STAGE_BEGUN] for row in stamps]
     return [(after - before) / 1e3 for before, after in pairwise(begun)]
+
+
+def _first_layer(stamps: Any) -> float:
+    """µs from the first layer's staging to the second one's: long, where the service comes late."""
+    return (stamps[1][WorkerStage.STAGE_BEGUN] - stamps[0][WorkerStage.STAGE_BEGUN]) / 1e3
 
 
 def _waiting(stamps: Any) -> list[float]:

@@ -6,6 +6,7 @@ that graphs can hold its addresses. Without a GPU it runs in Triton's interprete
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,11 +19,12 @@ from indexer_service.kernels.device_inputs import (
     numbers_size,
 )
 from indexer_service.kernels.dispatch import TRITON
+from indexer_service.kernels.epilogue import Epilogue
 from indexer_service.kernels.step import enqueue_step
 from indexer_service.step_flags import POLLING, Polling
 from ipc_handoff.banks import StagingSlot
 from ipc_handoff.device_layout import DEVICE_LINE, DEVICE_STAMPED_STEPS, AnswersWord
-from ipc_handoff.kernels.done import advance, done
+from ipc_handoff.kernels.done import advance, done, tell_layer, telling
 from ipc_handoff.kernels.gate import gate
 from ipc_handoff.kernels.service_memory import ServiceMemory
 from ipc_handoff.kernels.words import Gate, Live
@@ -188,9 +190,9 @@ class StepKernels:
                 decode_requests=shape.decode_requests, rows_per_decode=shape.rows_per_decode,
                 offsets=shape.offsets, length_bounds=shape.length_bounds, row_ends=row_ends,
                 out=self._answers[shape.slot][rows], enabled=memory.enabled,
+                epilogue=self._tells(ordinal),
                 workspace=self._workspace, on_stage=self._progress(spend), impl=TRITON,
             )  # fmt: skip
-            done(memory, ordinal)
             self._flags.answered(memory, ordinal)
             spend(_LAUNCHES_A_LAYER)
 
@@ -203,8 +205,13 @@ class StepKernels:
         """int64: a generation, the step if it still has the place, and a time a layer and stage."""
         return self._stamps[step % DEVICE_STAMPED_STEPS]
 
+    def _tells(self, ordinal: int) -> Epilogue:
+        """Rings for a layer when its answer is written."""
+        memory = self._memory
+        return Epilogue(tell_layer, telling(memory, ordinal), partial(done, memory, ordinal))
+
     def _progress(self, spend: Callable[[int], None]) -> Callable[[str], None]:
-        """Tells of every window but a layer's last one, which `done` tells of."""
+        """Tells of every window but a layer's last one, of which its bell tells."""
         finished = 0
 
         def on_stage(stage: str) -> None:

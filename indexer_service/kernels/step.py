@@ -9,6 +9,7 @@ from torch import Tensor
 
 from indexer_service.kernels import indexer
 from indexer_service.kernels.checks import expect, expect_rows, fault
+from indexer_service.kernels.epilogue import Epilogue
 from indexer_service.kernels.k_cache import gather
 from indexer_service.kernels.k_cache.layout import check_k_cache
 
@@ -198,6 +199,7 @@ def enqueue_step(
     out: Tensor,
     enabled: Tensor | None = None,
     settled: bool = False,
+    epilogue: Epilogue | None = None,
     workspace: int | None = None,
     on_stage: Callable[[str], None] | None = None,
     impl: str = "auto",
@@ -219,7 +221,7 @@ def enqueue_step(
         out: int32 [T, k] with contiguous rows, every element of it written if enabled.
         enabled: int32 [1] on the device; with 0 in it nothing is computed and nothing written.
         settled: as for `indexer.select_paged`; of decode requests.
-        workspace, on_stage, impl: as for `indexer.select_paged`.
+        epilogue, workspace, on_stage, impl: as for `indexer.select_paged`.
 
     Raises:
         ValueError: a shape, dtype, device or stride is wrong, or offsets contradict the others.
@@ -236,7 +238,8 @@ def enqueue_step(
         _select_decode(
             q[:decode_rows], weights[:decode_rows], k_cache, seq_lens[:decode_requests],
             block_table[:decode_requests], k, out=out[:decode_rows], enabled=enabled,
-            settled=settled, workspace=workspace, on_stage=on_stage, impl=impl,
+            settled=settled, epilogue=epilogue if decode_requests == requests else None,
+            workspace=workspace, on_stage=on_stage, impl=impl,
         )  # fmt: skip
     if decode_requests == requests:
         return
@@ -251,6 +254,8 @@ def enqueue_step(
             min(length_bounds[request], room), out=out[some], enabled=enabled,
             workspace=workspace, on_stage=on_stage, impl=impl,
         )  # fmt: skip
+    if epilogue is not None:
+        epilogue.alone()
 
 
 def _select_decode(

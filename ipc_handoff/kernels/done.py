@@ -1,10 +1,12 @@
 """The service tells that a layer is answered, or that a window of work is finished."""
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
-from ipc_handoff.device import line, nanoseconds, ring, stamp, stamps_of
-from ipc_handoff.device_layout import AnswersWord
+from ipc_handoff.device import LINE, last_to_arrive, line, nanoseconds, ring, stamp, stamps_of
+from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord
 from ipc_handoff.kernels.launch import dependent_launch
 from ipc_handoff.kernels.service_memory import ServiceMemory
 from ipc_handoff.kernels.words import Live
@@ -22,12 +24,39 @@ _WINDOW = -1
 """Stands for the ordinal where no layer is done yet."""
 
 
+@triton.jit
+def tell_layer(
+    programs, PTX: tl.constexpr, step_word, live, progress, arrived, answers, bell, stamps, stamped,
+    stamp_stride,
+):  # fmt: skip
+    """Ring for a layer and for progress, by the last of so many programs that come here.
+
+    arrived: int32 [1], 0, and so again afterwards. bell: address of the layer's word. Nothing of it
+    is written unless the step is live.
+    """
+    # Loaded before the programs are counted: it takes as long.
+    step = tl.load(step_word)
+    made = tl.load(progress) + 1
+    answered = tl.load(live + LAYERS_ANSWERED) + 1
+    block = stamps_of(stamps, step, stamped, stamp_stride)
+    ordinal = (bell - line(answers, DONES)) // LINE
+    if last_to_arrive(arrived, programs):
+        # Before the bell: what it causes must not look earlier than it.
+        now = nanoseconds(PTX)
+        stamp(block, ordinal * STAGES + TOPK_DONE, now)
+        stamp(block, ordinal * STAGES + ANSWERED, now)
+        ring(bell, step, PTX)
+        tl.store(live + LAYERS_ANSWERED, answered)
+        tl.store(progress, made)
+        ring(line(answers, PROGRESS), made, PTX)
+
+
 @triton.jit(
     do_not_specialize=("answers", "ordinal", "stamps", "stamped", "stamp_stride"),
-    do_not_specialize_on_alignment=("step_word", "live", "progress"),
+    do_not_specialize_on_alignment=("step_word", "live", "progress", "arrived"),
 )
 def done_kernel(
-    step_word, live, progress, answers: tl.int64, ordinal, stamps: tl.int64, stamped,
+    step_word, live, progress, arrived, answers: tl.int64, ordinal, stamps: tl.int64, stamped,
     stamp_stride: tl.int64, PTX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Ring for a layer, unless `ordinal` is negative, and for progress. One program.
@@ -37,21 +66,27 @@ def done_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    step = tl.load(step_word)
     made = tl.load(progress) + 1
-    answered = tl.load(live + LAYERS_ANSWERED) + 1
     if tl.load(live + LIVE) != 0:
-        tl.debug_barrier()
         if ordinal >= 0:
-            block = stamps_of(stamps, step, stamped, stamp_stride)
-            # Before the bell: what it causes must not look earlier than it.
-            now = nanoseconds(PTX)
-            stamp(block, ordinal * STAGES + TOPK_DONE, now)
-            stamp(block, ordinal * STAGES + ANSWERED, now)
-            ring(line(answers, DONES + ordinal), step, PTX)
-            tl.store(live + LAYERS_ANSWERED, answered)
-        tl.store(progress, made)
-        ring(line(answers, PROGRESS), made, PTX)
+            bell = line(answers, DONES + ordinal)
+            tell_layer(
+                1, PTX, step_word, live, progress, arrived, answers, bell, stamps, stamped,
+                stamp_stride,
+            )  # fmt: skip
+        else:
+            tl.debug_barrier()
+            tl.store(progress, made)
+            ring(line(answers, PROGRESS), made, PTX)
+
+
+def telling(memory: ServiceMemory, ordinal: int) -> tuple[Any, ...]:
+    """What a kernel gives to `tell_layer`, behind how many programs come there, and PTX."""
+    bell = memory.answers + (AnswersWord.DONES + ordinal) * DEVICE_LINE
+    return (
+        memory.step, memory.live, memory.progress, memory.arrived, memory.answers, bell,
+        *memory.stamp_numbers,
+    )  # fmt: skip
 
 
 def done(memory: ServiceMemory, ordinal: int) -> None:
@@ -67,7 +102,7 @@ def advance(memory: ServiceMemory) -> None:
 def _tell(memory: ServiceMemory, ordinal: int) -> None:
     dependent = dependent_launch(memory.device)
     done_kernel[(1,)](
-        memory.step, memory.live, memory.progress, memory.answers, ordinal,
+        memory.step, memory.live, memory.progress, memory.arrived, memory.answers, ordinal,
         *memory.stamp_numbers,
         PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
     )  # fmt: skip

@@ -10,7 +10,8 @@ from ipc_handoff.kernels.words import Decision, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.stages import WorkerStage
 
-ROWS = tl.constexpr(int(WorkerState.ROWS))
+CURRENT = tl.constexpr(int(WorkerState.CURRENT))
+STEP_ROWS = tl.constexpr(int(WorkerState.ROWS))
 ANSWER_SLOT = tl.constexpr(int(WorkerState.ANSWER_SLOT))
 STAMPS = tl.constexpr(int(WorkerState.STAMPS))
 IS_ANSWERED = tl.constexpr(int(Decision.ANSWERED))
@@ -18,40 +19,66 @@ STAGES = tl.constexpr(len(WorkerStage))
 HANDED_BACK = tl.constexpr(int(WorkerStage.HANDED_BACK))
 
 _WARPS = 8
-_BLOCK = 2048
+BLOCK = 2048
+"""Indices that a program moves at a time."""
+_TOGETHER = {1: 1, 1024: 4}
+"""Rows of a program, from so many rows on. More programs than a GPU holds take turns, and each
+begins by looking at memory."""
+KINDS = tuple(_TOGETHER)
+"""Rows for each kernel that there is."""
 
 
-@triton.jit(
-    do_not_specialize=("ordinal", "out_stride"),
-    do_not_specialize_on_alignment=("state", "decision", "out"),
-)
-def hand_back_kernel(
-    state, decision, out, ordinal, out_stride: tl.int64, K: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, PTX: tl.constexpr, PDL: tl.constexpr,
+@triton.jit
+def hand_rows_back(
+    state, decision, out, first_row, rows, ordinal, out_stride, ROWS: tl.constexpr,
+    K: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PTX: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write an answered layer's selection into `out`, int32 [rows, K]. A program a row.
+    """Write an answered layer's selection into ROWS rows of `out`, int32 [rows, K].
 
-    Without an answer nothing is written: the inline kernels do it. Rows behind the step's get -1.
+    What a kernel behind a wait begins with: with PDL it is launched before that one's end.
+    Without an answer nothing is written. Rows behind the step's get -1.
     VECTOR: rows of answer and `out` begin at multiples of so many bytes.
     """
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        # Who comes next waits for this kernel's end: launched now, it is there by then.
         tl.extra.cuda.gdc_launch_dependents()
-    row = tl.cast(tl.program_id(0), tl.int64)
-    answered = tl.load(decision + IS_ANSWERED)
-    step_rows = tl.load(state + ROWS)
-    slot = tl.load(state + ANSWER_SLOT)
-    block = tl.load(state + STAMPS)
-    if answered != 0:
-        source = int32_at(slot) + row * K
-        to = out + row * out_stride
+    # Of the step, not of the layer: what the wait may write meanwhile is that there is none.
+    step = tl.load(state + CURRENT, volatile=True)
+    step_rows = tl.load(state + STEP_ROWS, volatile=True)
+    slot = tl.load(state + ANSWER_SLOT, volatile=True)
+    block = tl.load(state + STAMPS, volatile=True)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    # Side by side with the answer, which is thrown away if it is none.
+    answered = tl.load(decision + IS_ANSWERED) != 0
+    for j in tl.static_range(ROWS):
+        row = first_row + j
+        given = (step != 0) & (row < step_rows)
         for first in range(0, K, BLOCK):
             place = first + tl.arange(0, BLOCK)
-            chosen = tl.multiple_of(source + place, VECTOR)
-            index = tl.load(chosen, mask=(place < K) & (row < step_rows), other=-1)
-            tl.store(tl.multiple_of(to + place, VECTOR), index, mask=place < K)
-        if row == 0:
-            stamp(block, ordinal * STAGES + HANDED_BACK, nanoseconds(PTX))
+            chosen = tl.multiple_of(int32_at(slot) + row * K + place, VECTOR)
+            index = tl.load(chosen, mask=(place < K) & given, other=-1)
+            to = tl.multiple_of(out + row * out_stride + place, VECTOR)
+            tl.store(to, index, mask=(place < K) & (row < rows) & answered)
+    if answered & (first_row == 0):
+        stamp(block, ordinal * STAGES + HANDED_BACK, nanoseconds(PTX))
+
+
+@triton.jit(
+    do_not_specialize=("rows", "ordinal", "out_stride"),
+    do_not_specialize_on_alignment=("state", "decision", "out"),
+)
+def hand_back_kernel(
+    state, decision, out, rows, ordinal, out_stride: tl.int64, TOGETHER: tl.constexpr,
+    K: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PTX: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """See `hand_rows_back`. A program for TOGETHER rows."""
+    row = tl.cast(tl.program_id(0), tl.int64) * TOGETHER
+    hand_rows_back(
+        state, decision, out, row, rows, ordinal, out_stride, TOGETHER, K, BLOCK, VECTOR, PTX, PDL,
+    )  # fmt: skip
 
 
 def hand_back(memory: WorkerMemory, out: Tensor, *, ordinal: int) -> None:
@@ -65,8 +92,10 @@ def hand_back(memory: WorkerMemory, out: Tensor, *, ordinal: int) -> None:
     dependent = dependent_launch(memory.device)
     k = memory.geometry.top_k
     vector = together(out.data_ptr(), out.stride(0) * INDEX_BYTES, k * INDEX_BYTES)
-    hand_back_kernel[(len(out),)](
-        memory.state, memory.decision, out, ordinal, out.stride(0),
-        K=k, BLOCK=min(_BLOCK, triton.next_power_of_2(k)), VECTOR=vector, PTX=memory.is_cuda,
+    rows = len(out)
+    each = max(each for first, each in _TOGETHER.items() if first <= rows)
+    hand_back_kernel[(-(-rows // each),)](
+        memory.state, memory.decision, out, rows, ordinal, out.stride(0), TOGETHER=each, K=k,
+        BLOCK=min(BLOCK, triton.next_power_of_2(k)), VECTOR=vector, PTX=memory.is_cuda,
         PDL=dependent, num_warps=_WARPS, launch_pdl=dependent,
     )  # fmt: skip

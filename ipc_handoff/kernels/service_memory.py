@@ -21,6 +21,7 @@ class ServiceMemory:
         live: int32, `Live`.
         enabled: int32 [1], a view of it: 1 while the step is wanted. For scoring and selection.
         progress: int64 [1], windows finished so far.
+        arrived: int32 [1], programs that have stored their part of a layer's answer.
         closing: int64 [1] in pinned host memory; not 0: steps end.
     """
 
@@ -36,6 +37,7 @@ class ServiceMemory:
         self.live = torch.zeros(len(Live), dtype=torch.int32, device=device)
         self.enabled = self.live[Live.LIVE : Live.LIVE + 1]
         self.progress = torch.zeros(1, dtype=torch.int64, device=device)
+        self.arrived = torch.zeros(1, dtype=torch.int32, device=device)
         self.closing = torch.zeros(1, dtype=torch.int64, pin_memory=self.is_cuda)
 
     @property

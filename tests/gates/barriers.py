@@ -6,6 +6,10 @@ the text, in its order. Stores of the first thread alone, which rings, may follo
 predicate's threads are computed as far as they depend on the thread's number only.
 
 And who looks is one warp, which goes by what its first thread saw.
+
+Where the next kernel may start early: one that rings or looks lets it start behind its own wait for
+the kernel before (settled kernels behind it go by what that one wrote), and one that looks, when it
+has looked: what comes next is large, and would hold the room that the other side needs.
 """
 
 import operator
@@ -21,6 +25,7 @@ _ACQUIRE = re.compile(r"\bld\.acquire\.sys\b")
 _BARRIER = re.compile(r"\bbar(rier)?\.(cta\.)?sync\b")
 _STORE = re.compile(r"(?:@(%p\d+)\s+)?st\.global\b")
 _LOAD = re.compile(r"\bld\.global\b")
+_NEXT_STARTS, _WAITS = "griddepcontrol.launch_dependents", "griddepcontrol.wait"
 _WARP = 32
 _THREADS = re.compile(r"\.reqntid\s+(\d+)")
 _INSTRUCTION = re.compile(r"([a-z0-9.]+)\s+(%\w+),\s*([^;]+);")
@@ -76,6 +81,7 @@ def unordered(ptx: str) -> list[str]:
     wrong: list[str] = []
     if "st.release.sys" not in ptx and not _ACQUIRE.search(ptx):
         return wrong
+    wrong += _starts_early(ptx)
     threads = _Threads(ptx)
     if _ACQUIRE.search(ptx) and threads.count > _WARP:
         wrong.append(f"{threads.count} threads look, and could leave for different reasons")
@@ -96,4 +102,16 @@ def unordered(ptx: str) -> list[str]:
         elif _LOAD.search(line) and looked:
             wrong.append(f"no barrier between the acquire and a load: {line}")
             looked = False
+    return wrong
+
+
+def _starts_early(ptx: str) -> list[str]:
+    starts, look = ptx.find(_NEXT_STARTS), _ACQUIRE.search(ptx)
+    if starts < 0:
+        return []
+    wrong = []
+    if starts < ptx.find(_WAITS):
+        wrong.append("the next kernel may start before this one has waited")
+    if look and starts < look.start():
+        wrong.append("the next kernel may start before this one has looked")
     return wrong

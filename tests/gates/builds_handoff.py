@@ -39,10 +39,10 @@ _ARGUMENTS = {
     "stage": "q weights state decision arrived ordinal first rows q_stride weights_stride q_at "
     "weights_at",
     "wait": "state decision order told out ordinal bound rows out_stride",
-    "hand_back": "state decision out ordinal out_stride",
+    "hand_back": "state decision out rows ordinal out_stride",
     "gate": "step_word live closing staging answers gate ordinal bound stamps stamped stamp_stride "
     "cells",
-    "done": "step_word live progress answers ordinal stamps stamped stamp_stride",
+    "done": "step_word live progress arrived answers ordinal stamps stamped stamp_stride",
 }
 _UNALIGNED = {
     "publish": ("query_start", "seq_lens", "block_table"),
@@ -79,8 +79,10 @@ BUILDS = [
             _build("wait", "", 1, pdl, ROWS=0, K=2048, BLOCK=2048, VECTOR=16),
             _build("wait", "and hand back", 1, pdl, ROWS=wait.FEW_ROWS, K=2048, BLOCK=1024,
                    VECTOR=16),
-            _build("hand_back", "", 8, pdl, K=2048, BLOCK=2048, VECTOR=16),
-            _build("hand_back", "k 100, unaligned", 8, pdl, K=100, BLOCK=128, VECTOR=4),
+            _build("hand_back", "", 8, pdl, TOGETHER=1, K=2048, BLOCK=2048, VECTOR=16),
+            _build("hand_back", "many rows", 8, pdl, TOGETHER=4, K=2048, BLOCK=2048, VECTOR=16),
+            _build("hand_back", "k 100, unaligned", 8, pdl, TOGETHER=1, K=100, BLOCK=128,
+                   VECTOR=4),
             _build("gate", "", 1, pdl),
             _build("done", "", 1, pdl),
         )

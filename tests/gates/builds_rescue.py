@@ -1,4 +1,6 @@
-"""What is compiled of the rescue behind a wait."""
+"""What is compiled of the rescue behind a wait, alone and with the hand-back."""
+
+from dataclasses import replace
 
 from indexer_service.kernels.architecture import HOPPER, native_fp8
 from indexer_service.kernels.mqa_logits import paged_plan
@@ -28,8 +30,19 @@ def _rescue(heads: int, next_n: int, page: int, align: int, arch: int) -> Build:
     )  # fmt: skip
 
 
-BUILDS = [
+def _or_answer(rescue: Build) -> Build:
+    return replace(
+        rescue,
+        name=f"answer or {rescue.name}",
+        kernel="attention_worker.answer_or_rescue:answer_or_rescue_kernel",
+        types=rescue.types | dict(state="*i64", decision="*i32", ordinal="i32"),
+        constants=rescue.constants | dict(K=2048, BACK=2048, VECTOR=16),
+    )
+
+
+_RESCUES = [
     _rescue(heads, next_n, page, align, arch)
     for arch in ARCHITECTURES
     for heads, next_n, page, align in ((64, 1, 64, 16), (32, 2, 64, 16), (128, 1, 64, 16))
 ]
+BUILDS = [*_RESCUES, *map(_or_answer, _RESCUES)]

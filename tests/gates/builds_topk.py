@@ -2,6 +2,7 @@
 
 from indexer_service.kernels.topk import plan
 from indexer_service.kernels.topk.plan import Sizes
+from ipc_handoff.kernels.done import tell_layer
 from tests.gates.kernels import ARCHITECTURES, Build
 
 _POINTERS = dict(scores="*fp32", row_at="*i64", candidates="*fp32") | dict.fromkeys(
@@ -11,24 +12,33 @@ _NUMBERS = dict.fromkeys(("given", "k", "width", "rows", "groups", "skew"), "i32
 _STRIDES = dict.fromkeys(("scores_stride", "out_stride"), "i64")
 
 
-def _select(sizes: Sizes, architectures: tuple[int, ...], settled: bool = False) -> Build:
+_TELLING = ("*i64", "*i32", "*i64", "*i32", "i64", "i64", "i64", "i32", "i32")
+"""Of `done.telling`."""
+
+
+def _select(
+    sizes: Sizes, architectures: tuple[int, ...], settled: bool = False, tells: bool = False
+) -> Build:
     return Build(
-        f"topk {sizes} settled {settled}", "indexer_service.kernels.topk.kernel:topk_kernel",
-        _POINTERS | _NUMBERS | _STRIDES,
+        f"topk {sizes} settled {settled}" + tells * ", and tells",
+        "indexer_service.kernels.topk.kernel:topk_kernel",
+        _POINTERS | _NUMBERS | _STRIDES | (dict(epilogue=_TELLING) if tells else {}),
         dict(SMALL=sizes.small, TILE=sizes.tile, CAPACITY=sizes.capacity, BLOCK=sizes.block,
              SAMPLE=sizes.sample,
              MOST_SPLITS=plan.MOST_SPLITS, WARPS=sizes.warps, PTX=True, SETTLED=settled,
-             PDL=architectures[0] >= 90),
+             PDL=architectures[0] >= 90, EPILOGUE=tell_layer if tells else None)
+        | ({} if tells else dict(epilogue=None)),
         dict(num_warps=sizes.warps, maxnreg=sizes.registers), architectures,
         unaligned=("scores", "row_at", "row_start", "row_end", "arrived", "enabled", "out"),
     )  # fmt: skip
 
 
 BUILDS = [
-    _select(sizes, group)
+    _select(sizes, group, tells=tells)
     for group in (
         tuple(arch for arch in ARCHITECTURES if arch < 90),
         tuple(arch for arch in ARCHITECTURES if arch >= 90),
     )
     for sizes in plan.CONFIGURATIONS
+    for tells in (False, True)
 ] + [_select(plan.SHORT, (arch,), settled=True) for arch in ARCHITECTURES]

@@ -39,7 +39,13 @@ def source(build: Build) -> ASTSource:
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
-        if signature[name].startswith("*") and name not in build.unaligned
+        if str(signature[name]).startswith("*") and name not in build.unaligned
+    }
+    aligned |= {
+        (place, within): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if isinstance(signature[name], tuple)
+        for within in range(len(signature[name]))
     }
     kind = GluonASTSource if kernel.is_gluon() else ASTSource
     return kind(kernel, signature, constants, aligned)
@@ -53,7 +59,7 @@ def specialising(build: Build) -> list[str]:
         for parameter in getattr(import_module(module), name).params
         if not parameter.do_not_specialize
         and (
-            build.types.get(parameter.name, "*").startswith(("i", "u", "fp"))
+            str(build.types.get(parameter.name, "*")).startswith(("i", "u", "fp"))
             or (parameter.name in build.unaligned and not parameter.do_not_specialize_on_alignment)
         )
     ]

@@ -31,6 +31,7 @@ _BUILDS = (
 _RUNS = (
     "tests.gates.runs_handoff",
     "tests.gates.runs_flags",
+    "tests.gates.runs_told",
     "tests.gates.runs_rescue",
     "tests.gates.runs_sparse_mla",
     "tests.gates.runs_k_cache",

@@ -6,11 +6,13 @@ go on ends at once, by a bound of 0.
 
 from dataclasses import dataclass
 from functools import partial
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord, StagingWord
+from ipc_handoff.kernels import hand_back as hand_back_module
 from ipc_handoff.kernels.done import advance, done
 from ipc_handoff.kernels.gate import gate
 from ipc_handoff.kernels.hand_back import hand_back
@@ -171,9 +173,26 @@ def forwards_without_a_publication() -> None:
     assert int(both.worker.detached) == 0
     before = both.word(both.staging, StagingWord.REQUESTS)
     assert before == 21
+    # The bank may be gone by then.
+    both.worker.state[WorkerState.ANSWER_SLOT] = 1
     inline()
     assert both.word(both.staging, StagingWord.REQUESTS) == before
     assert (out == POISON).all()
+
+
+def many_rows_handed_back() -> None:
+    """Programs take several: the last one has fewer, and rows behind the step's get -1."""
+    both = Both.attached()
+    both.publish(15, rows=9)
+    answer = both.answer(15)
+    answer.copy_(indices(15, 0))
+    both.worker.state[WorkerState.CURRENT] = 15
+    both.worker.decision[Decision.ANSWERED] = 1
+    room = torch.full((12, GEOMETRY.top_k), POISON, dtype=torch.int32)
+    with patch.dict(hand_back_module._TOGETHER, {1: 4}):
+        hand_back(both.worker, room[:11], ordinal=0)
+    assert room[:9].equal(answer[:9])
+    assert (room[9:11] == -1).all() and (room[11] == POISON).all()
 
 
 def begun(step: int) -> Both:
@@ -281,6 +300,7 @@ def stamps_of_another_step_are_taken_away() -> None:
 _CASES = {
     "answered steps": partial(answered_steps, False),
     "answered steps, handed back by the wait": partial(answered_steps, True),
+    "many rows handed back": many_rows_handed_back,
     "forwards without a publication": forwards_without_a_publication,
     "a cancelled step": partial(cancelled_step, 31),
     "a cancelled step, and the next one too": partial(cancelled_step, 32),

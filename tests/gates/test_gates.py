@@ -175,3 +175,31 @@ def test_a_kernel_without_its_barriers_is_told_from_a_sound_one(
     assert says in (broken(result, 90) or "")
     (result,) = lines(repository, "tests.gates.compile_for", "90", build)
     assert broken(result, 90) is None
+
+
+_WAIT, _START = (
+    "        tl.extra.cuda.gdc_wait()\n",
+    "        tl.extra.cuda.gdc_launch_dependents()\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("build", "there", "instead", "says"),
+    [
+        ("stage", _WAIT + _START, _START + _WAIT, "before this one has waited"),
+        ("done", _WAIT + _START, _START + _WAIT, "before this one has waited"),
+        ("wait", _WAIT, _WAIT + _START, "before this one has looked"),
+        ("gate", _WAIT, _WAIT + _START, "before this one has looked"),
+    ],
+)
+def test_a_kernel_that_lets_the_next_one_start_too_early_is_seen(
+    build: str, there: str, instead: str, says: str, repository: Path, tmp_path: Path
+) -> None:
+    for package in ("indexer_service", "attention_worker", "tests", "client", "proto"):
+        (tmp_path / package).symlink_to(repository / package)
+    shutil.copytree(repository / "ipc_handoff", tmp_path / "ipc_handoff")
+    path = tmp_path / "ipc_handoff" / "kernels" / f"{build}.py"
+    assert path.read_text().count(there) == 1
+    path.write_text(path.read_text().replace(there, instead))
+    (result,) = lines(tmp_path, "tests.gates.compile_for", "90", build)
+    assert says in (broken(result, 90) or "")

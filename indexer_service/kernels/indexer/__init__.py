@@ -15,6 +15,7 @@ from indexer_service.kernels import mqa_logits
 from indexer_service.kernels.architecture import on
 from indexer_service.kernels.checks import expect, expect_rows, positive
 from indexer_service.kernels.dispatch import TRITON
+from indexer_service.kernels.epilogue import Epilogue
 from indexer_service.kernels.indexer import composed
 
 __all__ = ["select_paged", "select_ragged"]
@@ -32,6 +33,7 @@ def select_paged(
     workspace: int | None = None,
     enabled: Tensor | None = None,
     settled: bool = False,
+    epilogue: Epilogue | None = None,
     impl: str = "auto",
     on_stage: Callable[[str], None] | None = None,
 ) -> Tensor:
@@ -48,9 +50,11 @@ def select_paged(
             tile (1 MiB) comes on top.
         enabled: int32 [1] on the tensors' device; with 0 in it nothing is computed and nothing
             written into `out`. It must not change before the call is done.
-        settled: `enabled` was final before the kernel ahead of this call in the stream began. With
-            0 in it, this call's kernels then return without waiting for that one: whoever comes
-            behind them must not take their end for its end.
+        settled: `enabled` was final before the kernel ahead of this call in the stream let this one
+            start. With 0 in it, this call's kernels then return without waiting for that one:
+            whoever comes behind them must not take their end for its end.
+        epilogue: done once when `out` is written, on the device, if enabled: see
+            `topk.kernel`. Not together with `settled`.
         impl: "auto", "triton", "reference", or what else `mqa_logits.paged` takes.
         on_stage: called with "logits" after each window's scores and with "topk" after its
             selection, in the caller's thread. What it raises abandons the selection and
@@ -71,7 +75,7 @@ def select_paged(
     with on(q.device):
         _selects(impl).select_paged(
             *tensors, k, out, workspace, enabled, on_stage,
-            settled=settled and enabled is not None, impl=impl,
+            settled=settled and enabled is not None, epilogue=epilogue, impl=impl,
         )  # fmt: skip
     return out
 

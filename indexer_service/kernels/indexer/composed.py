@@ -9,6 +9,7 @@ from torch import Tensor
 from indexer_service.kernels import mqa_logits, topk
 from indexer_service.kernels.architecture import processors
 from indexer_service.kernels.dispatch import AUTO, REFERENCE, TRITON
+from indexer_service.kernels.epilogue import Epilogue
 from indexer_service.kernels.indexer.windows import (
     BytesBeside,
     merge_windows,
@@ -40,6 +41,7 @@ def select_paged(
     on_stage: OnStage,
     *,
     settled: bool,
+    epilogue: Epilogue | None,
     impl: str,
 ) -> None:
     """See `indexer.select_paged`; arguments are already checked. `settled` saves nothing here."""
@@ -75,6 +77,8 @@ def select_paged(
         keys = (0, _longest(block_lengths, width))
         merge_windows(score, keys, plan.keys, k, answer[rows], impl=_top_k(impl), on_stage=on_stage)
     _hand_over(answer, enabled, out)
+    if epilogue is not None:
+        epilogue.alone()
 
 
 def select_ragged(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from indexer_service.kernels.architecture import processors
+from indexer_service.kernels.epilogue import Epilogue
 from indexer_service.kernels.indexer import composed
 from indexer_service.kernels.indexer.composed import OnStage
 from indexer_service.kernels.indexer.windows import DEFAULT_WORKSPACE
@@ -42,6 +43,7 @@ def select_paged(
     on_stage: OnStage,
     *,
     settled: bool,
+    epilogue: Epilogue | None,
     impl: str,
 ) -> None:
     """See `indexer.select_paged`; arguments are already checked, `impl` is Triton."""
@@ -53,7 +55,7 @@ def select_paged(
     if not limit or not batch or (batch > 1 and room < 2 * request) or room < request:
         composed.select_paged(
             q, k_cache, weights, seq_lens, block_table, k, out, workspace, enabled, on_stage,
-            settled=settled, impl=impl,
+            settled=settled, epilogue=epilogue, impl=impl,
         )  # fmt: skip
         return
     room = min(room, batch * request + PADDING)
@@ -64,7 +66,8 @@ def select_paged(
         row_end=torch.empty(rows, dtype=torch.int32, device=device),
         arrived=torch.empty(rows, dtype=torch.int32, device=device),
     )
-    for window in range(windows(batch, next_n, limit, room)):
+    last = windows(batch, next_n, limit, room) - 1
+    for window in range(last + 1):
         paged_packed(
             q.view(torch.uint8), k_cache, weights, seq_lens, block_table, packed,
             limit=limit, window=window, enabled=enabled, settled=settled,
@@ -74,6 +77,7 @@ def select_paged(
         select_packed(
             packed.scores, packed.row_at, packed.row_end, packed.arrived, k, out,
             longest=limit, enabled=enabled, settled=settled,
+            epilogue=epilogue if window == last else None,
         )  # fmt: skip
         if on_stage:
             on_stage("topk")

@@ -4,6 +4,8 @@ A captured graph holds it behind every wait, where two large kernels that return
 cost more than the wait itself. It runs when an answer did not come: once, and then slowly.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -24,33 +26,16 @@ _LIST_BLOCK = 2048
 """Scores that are looked at together."""
 
 
-@triton.jit(
-    do_not_specialize=(
-        "heads", "pages", "limit", "page_stride", "weight_row", "weight_head", "table_row",
-        "table_column", "score_row", "k", "out_stride",
-    ),
-    do_not_specialize_on_alignment=("cache", "weights", "seq_lens", "table", "enabled", "out"),
-)  # fmt: skip
-def rescue_kernel(
-    q, cache, weights, seq_lens, table, scores, enabled, out, heads, pages, limit,
-    page_stride: tl.int64, weight_row: tl.int64, weight_head: tl.int64, table_row: tl.int64,
-    table_column: tl.int64, score_row: tl.int64, k, out_stride: tl.int64, NEXT_N: tl.constexpr,
-    ROWS: tl.constexpr, GROUPS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
-    PAGE: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK: tl.constexpr, ALIGN: tl.constexpr, NATIVE: tl.constexpr, ASSEMBLY: tl.constexpr,
-    PDL: tl.constexpr,
+@triton.jit
+def rescue_request(
+    request, q, cache, weights, seq_lens, table, scores, out, heads, pages, limit, page_stride,
+    weight_row, weight_head, table_row, table_column, score_row, k, out_stride,
+    NEXT_N: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, HEADS: tl.constexpr,
+    D: tl.constexpr, PAGE: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK: tl.constexpr, ALIGN: tl.constexpr, NATIVE: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a request's rows, and the k largest of each, by program (0, request).
-
-    q: bytes [requests, NEXT_N, heads, D], contiguous. seq_lens: int32 [requests]. scores: fp32, a
-    row each score_row. enabled: int32 [1], 0: do nothing.
-    """
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    if tl.load(enabled) == 0:
-        return
-    request = tl.cast(tl.program_id(1), tl.int64)
+    """Scores of a request's rows, and the k largest of each, by program (0, request)."""
     row = request * NEXT_N
     portable_kernel(
         q + row * heads * D, cache, weights + row * weight_row, seq_lens + request,
@@ -66,6 +51,45 @@ def rescue_kernel(
             scores + (row + j) * score_row, seq_lens, 1, length, 0, False, k, 0,
             out + (row + j) * out_stride, BLOCK,
         )  # fmt: skip
+
+
+UNSPECIALISED = (
+    "heads", "pages", "limit", "page_stride", "weight_row", "weight_head", "table_row",
+    "table_column", "score_row", "k", "out_stride",
+)  # fmt: skip
+"""Numbers whose values must not make new kernels."""
+
+POINTERS = ("cache", "weights", "seq_lens", "table", "enabled", "out")
+"""Pointers whose alignment must not."""
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=POINTERS)
+def rescue_kernel(
+    q, cache, weights, seq_lens, table, scores, enabled, out, heads, pages, limit,
+    page_stride: tl.int64, weight_row: tl.int64, weight_head: tl.int64, table_row: tl.int64,
+    table_column: tl.int64, score_row: tl.int64, k, out_stride: tl.int64, NEXT_N: tl.constexpr,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    PAGE: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, ALIGN: tl.constexpr, NATIVE: tl.constexpr, ASSEMBLY: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Scores of a request's rows, and the k largest of each, by program (0, request).
+
+    q: bytes [requests, NEXT_N, heads, D], contiguous. seq_lens: int32 [requests]. scores: fp32, a
+    row each score_row. enabled: int32 [1], 0: do nothing.
+    """
+    if PDL:
+        # Who comes next waits for this kernel's end: launched now, it is there by then.
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if tl.load(enabled) == 0:
+        return
+    rescue_request(
+        tl.cast(tl.program_id(1), tl.int64), q, cache, weights, seq_lens, table, scores, out,
+        heads, pages, limit, page_stride, weight_row, weight_head, table_row, table_column,
+        score_row, k, out_stride, NEXT_N, ROWS, GROUPS, HEADS, D, PAGE, PADDED, BLOCK_N, STAGES,
+        BLOCK, ALIGN, NATIVE, ASSEMBLY,
+    )  # fmt: skip
 
 
 def rescue_bytes(rows: int, longest: int) -> int:
@@ -91,19 +115,42 @@ def rescue(
 
     Args: as for `indexer.select_paged`; q, weights, lengths and table on the GPU, q contiguous.
     """
+    dependent = q.device.type == "cuda" and architecture(q.device) >= HOPPER
+    rescue_kernel[(1, len(q))](
+        **arguments(q, k_cache, weights, seq_lens, block_table, k, out=out, enabled=enabled),
+        PDL=dependent, launch_pdl=dependent,
+    )  # fmt: skip
+
+
+def arguments(
+    q: Tensor,
+    k_cache: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    k: int,
+    *,
+    out: Tensor,
+    enabled: Tensor,
+) -> dict[str, Any]:
+    """What a kernel that calls `rescue_request` is launched with; takes the scores' memory.
+
+    Args: as for `rescue`.
+    """
     requests, next_n, heads, dim = q.shape
     arch = architecture(q.device)
-    gpu = q.device.type == "cuda"
-    dependent = gpu and arch >= HOPPER
     columns = paged_plan.columns(heads, next_n)
     limit = block_table.shape[1] * k_cache.shape[1]
     scores = torch.empty((requests * next_n, padded(limit)), dtype=torch.float32, device=q.device)
-    rescue_kernel[(1, requests)](
-        q.view(torch.uint8), k_cache, weights, seq_lens, block_table, scores, enabled, out, heads,
-        len(k_cache), limit, k_cache.stride(0), *weights.stride(), *block_table.stride(),
-        scores.stride(0), k, out.stride(0),
-        NEXT_N=next_n, ROWS=columns.rows, GROUPS=columns.groups, HEADS=columns.heads, D=dim,
+    return dict(
+        q=q.view(torch.uint8), cache=k_cache, weights=weights, seq_lens=seq_lens,
+        table=block_table, scores=scores, enabled=enabled, out=out, heads=heads,
+        pages=len(k_cache), limit=limit, page_stride=k_cache.stride(0),
+        weight_row=weights.stride(0), weight_head=weights.stride(1),
+        table_row=block_table.stride(0), table_column=block_table.stride(1),
+        score_row=scores.stride(0), k=k, out_stride=out.stride(0), NEXT_N=next_n,
+        ROWS=columns.rows, GROUPS=columns.groups, HEADS=columns.heads, D=dim,
         PAGE=k_cache.shape[1], PADDED=PADDING, BLOCK_N=_BLOCK_KEYS, STAGES=_STAGES,
         BLOCK=_LIST_BLOCK, ALIGN=max(alignment(k_cache), SCALE_BYTES), NATIVE=native_fp8(arch),
-        ASSEMBLY=gpu, PDL=dependent, num_warps=_WARPS, launch_pdl=dependent,
+        ASSEMBLY=q.device.type == "cuda", num_warps=_WARPS,
     )  # fmt: skip

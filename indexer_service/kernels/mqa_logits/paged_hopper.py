@@ -139,7 +139,9 @@ def hopper_kernel(
 
     keys_map: e4m3 [pages, page, 128]; scales_map: fp32 [pages, page].
     """
-    if SETTLED:  # noqa: SIM102 - decided when compiling
+    if SETTLED:
+        # Who comes next waits by itself, and must not come late because of a look at memory.
+        gdc_launch_dependents()
         if gl.load(enabled, volatile=True) == 0:
             return
     PER_UNIT: gl.constexpr = PADDING // BLOCK_N

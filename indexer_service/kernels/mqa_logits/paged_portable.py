@@ -66,11 +66,14 @@ def portable_kernel(
     row_at: where rows lie is for this kernel to say (see `packed`); None if row r's score of
     position s, below the row's length, goes to scores[r * score_row + s].
     enabled: int32 [1] or None; with 0 in it nothing is done. SETTLED: it was final before the
-    kernel ahead of this one began, which need then not be waited for to do nothing.
+    kernel ahead let this one start, which need then not be waited for to do nothing.
     HEADS: heads with padding. A request's rows are computed in GROUPS groups of ROWS.
     ALIGN: bytes that keys are aligned to.
     """
-    if SETTLED:  # noqa: SIM102 - decided when compiling
+    if SETTLED:
+        if PDL:
+            # Who comes next waits by itself, and must not come late because of a look at memory.
+            tl.extra.cuda.gdc_launch_dependents()
         if tl.load(enabled, volatile=True) == 0:
             return
     if PDL:

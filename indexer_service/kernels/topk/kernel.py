@@ -72,7 +72,7 @@ def topk_kernel(
     rows, groups, skew, scores_stride: tl.int64, out_stride: tl.int64,
     SMALL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, SAMPLE: tl.constexpr,
     CAPACITY: tl.constexpr, MOST_SPLITS: tl.constexpr, WARPS: tl.constexpr, PTX: tl.constexpr,
-    SETTLED: tl.constexpr, PDL: tl.constexpr,
+    SETTLED: tl.constexpr, PDL: tl.constexpr, EPILOGUE: tl.constexpr = None, epilogue=None,
 ):  # fmt: skip
     """Indices of the k largest scores of each row, ascending, -1 at the tail.
 
@@ -81,12 +81,18 @@ def topk_kernel(
     With row_at (int64 [rows]) row r is scores[row_at[r], + row_end[r]); a negative row_at leaves
     the row alone. Without, it is columns [row_start[r], row_end[r]) of [0, width), at
     r * scores_stride, and indices count from row_start[r]. enabled: int32 [1], 0: do nothing.
-    SETTLED: there is `enabled`, and it was final before the two kernels ahead of this one began.
+    SETTLED: there is `enabled`, and it was final before the kernel two ahead of this one let the
+    next one start.
     arrived: int32 [rows], zero, and so again at the end. Launched for (programs, splits): programs
     take rows in turns, and there is one for each row unless there is one split.
     candidates: fp32 [programs, splits, 2, GROUP * groups], counts: int32 [programs, splits].
+    EPILOGUE: called as EPILOGUE(programs, PTX, *epilogue) by `programs` programs, each when it has
+    stored its rows, unless `enabled` is 0; whoever is the last of them comes behind all stores.
     """
-    if SETTLED:  # noqa: SIM102 - decided when compiling
+    if SETTLED:
+        if PDL:
+            # Who comes next waits by itself, and must not come late because of a look at memory.
+            tl.extra.cuda.gdc_launch_dependents()
         if tl.load(enabled, volatile=True) == 0:
             return
     if PDL:
@@ -103,9 +109,13 @@ def topk_kernel(
     capacity = groups * GROUP
     mine = candidates + program.to(tl.int64) * splits * (2 * capacity)
     counts_here = counts + program * splits
+    if EPILOGUE is not None:
+        ends = splits == 1
     for row in range(program, rows, programs):
         origin, length, shift = _bounds(row, at, start, end, given, width, scores_stride)
         present = on & (origin >= 0)
+        if EPILOGUE is not None:
+            ends = ends | ((split == 0) & (origin < 0))
         # The row begins `first` scores after an address of 16 bytes: positions count from there.
         origin += skew
         first = (origin & 3).to(tl.int32)
@@ -159,6 +169,12 @@ def topk_kernel(
                 tl.where(listed, mine, base + first), counts_here, tl.where(listed, active, 1),
                 length, capacity, listed, k, shift, to, BLOCK // 4,
             )  # fmt: skip
+        if EPILOGUE is not None:
+            # Of the programs that share a row, who selects ends it.
+            ends = ends | (source != NOTHING)
         at, start, end = _asked(row + programs, rows, row_at, row_start, row_end, given, width)
         # The next row's candidates go where this one's are still being read.
         tl.debug_barrier()
+    if EPILOGUE is not None:  # noqa: SIM102 - decided when compiling
+        if on & ends:
+            EPILOGUE(programs, PTX, *epilogue)

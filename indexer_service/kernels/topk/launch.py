@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from indexer_service.kernels.architecture import HOPPER, architecture, processors
+from indexer_service.kernels.epilogue import Epilogue
 from indexer_service.kernels.topk import plan as planning
 from indexer_service.kernels.topk.kernel import ENABLED, ROW_AT, ROW_END, ROW_START, topk_kernel
 from indexer_service.kernels.topk.plan import Plan
@@ -48,6 +49,7 @@ def select_packed(
     longest: int,
     enabled: Tensor | None = None,
     settled: bool = False,
+    epilogue: Epilogue | None = None,
 ) -> None:
     """The same for rows that lie one after the other.
 
@@ -59,14 +61,14 @@ def select_packed(
         out: int32 [R, k] with contiguous rows.
         longest: no row is longer; decides nothing but how many programs share a row.
         enabled: int32 [1]; with 0 in it nothing is written.
-        settled: as for `indexer.select_paged`.
+        settled, epilogue: as for `indexer.select_paged`.
     """
     if not len(row_at):
         return
     plan = planning.choose(len(row_at), longest, k, processors=processors(scores.device))
     run(
         plan, scores, k, out, row_at=row_at, row_end=row_end, arrived=arrived, enabled=enabled,
-        settled=settled,
+        settled=settled, epilogue=epilogue,
     )  # fmt: skip
 
 
@@ -82,6 +84,7 @@ def run(
     arrived: Tensor | None = None,
     enabled: Tensor | None = None,
     settled: bool = False,
+    epilogue: Epilogue | None = None,
 ) -> None:
     """Launch the kernel as `plan` says; `arrived` may be missing if it says one split.
 
@@ -112,7 +115,9 @@ def run(
         skew, stride, out.stride(0),
         SMALL=sizes.small, TILE=sizes.tile, BLOCK=sizes.block, SAMPLE=sizes.sample,
         CAPACITY=sizes.capacity, MOST_SPLITS=planning.MOST_SPLITS, WARPS=sizes.warps,
-        PTX=device.type == "cuda", SETTLED=settled, PDL=hopper, num_warps=sizes.warps,
+        PTX=device.type == "cuda", SETTLED=settled, PDL=hopper,
+        EPILOGUE=None if epilogue is None else epilogue.function,
+        epilogue=None if epilogue is None else epilogue.arguments, num_warps=sizes.warps,
         maxnreg=sizes.registers, launch_pdl=hopper,
     )  # fmt: skip
 
