@@ -20,6 +20,7 @@ from attention_worker.device_steps import DeviceSteps
 from attention_worker.inline_kernels import InlineKernels
 from attention_worker.placements import Chosen, Placement, choose
 from attention_worker.replicas import allocate_replicas
+from attention_worker.timeslice_handoff import TimesliceHandoff
 from attention_worker.worker_banks import WorkerBank
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.attachment import AttachRequest, worker_identity
@@ -58,6 +59,7 @@ _ASKED_FOR = AttachRefused("placement: inline was asked for (fix: auto, to use a
 _PLACEMENTS = {
     Placement.MPS: pb.PLACEMENT_MPS,
     Placement.PEER_GPU: pb.PLACEMENT_PEER_GPU,
+    Placement.TIMESLICE: pb.PLACEMENT_TIMESLICE,
 }
 
 
@@ -115,10 +117,15 @@ class DeviceIndexer(DeviceSteps):
             logger.warning("working inline: %s", refusal)
         self._workspace = workspace
         self._k_caches, self._shared = dict(k_caches), terms.shared
-        handoff = None
+        handoff: DeviceHandoff | None = None
+        flags = None
         if terms.shared:
-            memory = WorkerMemory(geometry, device)
-            handoff = DeviceHandoff(memory, _wait_bound(settings))
+            memory, bound = WorkerMemory(geometry, device), _wait_bound(settings)
+            if self.placement is Placement.TIMESLICE:
+                handoff = TimesliceHandoff(memory, bound)
+                flags = handoff.flags
+            else:
+                handoff = DeviceHandoff(memory, bound)
         worker = worker_identity(str(uuid.uuid4()), model, engine_name)
         worker.gpu_uuid = cuda_runtime.device_uuid(own)
         super().__init__(
@@ -130,6 +137,7 @@ class DeviceIndexer(DeviceSteps):
                 configuration_hash=configuration(TRITON, device).hash,
                 tracing=tracing or start_tracing(settings.tracing),
                 placement=_PLACEMENTS.get(self.placement, pb.PLACEMENT_UNSPECIFIED),
+                flags=flags,
             ),
             terms.pool,
             InlineKernels(geometry, k_caches, device, workspace=workspace),

@@ -70,9 +70,3 @@ class DeviceStampRing:
         return StepTimes(
             (cells[i : i + self._stages] for i in range(0, self._cells, self._stages)), None
         )
-
-
-def on_the_hosts_clock(times: StepTimes, clock: ClockOffset) -> StepTimes:
-    """The same times of CLOCK_MONOTONIC."""
-    moved = ([at + clock.offset if at else 0 for at in stamps] for stamps in times)
-    return StepTimes(moved, times.on_exported, clock.error)

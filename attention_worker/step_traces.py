@@ -10,11 +10,10 @@ import torch
 
 from attention_worker.captures import leave_captures_alone
 from attention_worker.device_counts import DeviceCounts
-from attention_worker.device_stamps import on_the_hosts_clock
 from attention_worker.streams import new_event
 from indexer_client.step import Begun
 from indexer_client.telemetry import end_step
-from ipc_handoff.kernels.clock import ClockOffset
+from ipc_handoff.kernels.clock import ClockOffset, on_the_hosts_clock
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.tracing import StepTrace
 

@@ -1,7 +1,6 @@
 """The hand-over where contexts take turns on one GPU: streams sleep, and no kernel polls.
 
-A kernel that polls would burn its whole time slice while the service waits for its turn. Not
-reached by a session yet: the service's half is missing, and `placements.choose` refuses it.
+A kernel that polls would burn its whole time slice while the service waits for its turn.
 """
 
 import os
@@ -9,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from weakref import finalize
 
 import torch
 
@@ -41,6 +41,8 @@ class TimesliceHandoff(DeviceHandoff):
         layers = len(memory.geometry.layers)
         self.flags = HostMemory.create(FlagLayout(layers).size, "flags")
         self._mapped = MappedFlags(self.flags, layers, memory.device.index or 0)
+        # Graphs that are replayed after the end still write there, and wait for nobody.
+        finalize(self, self._mapped.close).atexit = False
         self._seconds = wait_bound
         self._peer, self._process_peer = socket.socketpair()
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,8 +65,6 @@ class TimesliceHandoff(DeviceHandoff):
         self._process_peer.close()
         if self._process is not None:
             self._process.wait()
-        self._mapped.close()
-        self.flags.close()
 
     def why_over(self, attachment: Attachment) -> str | None:
         if self._process is not None and self._process.poll() is not None:

@@ -5,11 +5,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from attention_worker.device_stamps import DeviceStampRing, SideReader, on_the_hosts_clock
+from attention_worker.device_stamps import DeviceStampRing, SideReader
 from attention_worker.streams import new_event
 from ipc_handoff.banks import ANSWERS
 from ipc_handoff.device_banks import DeviceBank
 from ipc_handoff.device_layout import DEVICE_STAMPED_STEPS
+from ipc_handoff.kernels.clock import on_the_hosts_clock
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import TensorSpec
 from ipc_handoff.stages import SERVICE_STAGES

@@ -49,6 +49,7 @@ def _decode_table(found: dict[str, Any]) -> str:
                     f"{whole['inline_us'] / 1000:.2f}",
                     f"{whole['remote_us'] / 1000:.2f}",
                     f"**{whole['ratio']:.3f}**",
+                    f"{whole['added_us_a_layer']:.1f}",
                     f"{whole['not_hidden_us']:.0f}",
                     f"{whole['not_ahead_us']:.0f}",
                     _share(alone),
@@ -58,6 +59,7 @@ def _decode_table(found: dict[str, Any]) -> str:
     head = (
         "placement", "requests", "context", "inline, µs a layer", "added", "p99 of layers",
         "step with attention, ms: inline", "remote", "ratio",
+        "added a layer, keys' insertion included, µs",
         "plan and wake-up not hidden, µs: step after step", "with the GPU idle before",
         "share of waiting", "answered, the same bits",
     )  # fmt: skip

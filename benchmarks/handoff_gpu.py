@@ -1,6 +1,6 @@
 """What the hand-over costs on a GPU: every placement against the same kernels in one process.
 
-    python benchmarks/handoff_gpu.py [--results FOLDER] [--placement mps ...]
+    python benchmarks/handoff_gpu.py [--results FOLDER] [--placement mps ...] [--shape 8x65536 ...]
     python benchmarks/handoff_gpu.py --document benchmarks/results/FILE
 
 Starts services and workers of its own, and an MPS daemon for the placement that needs one. The
@@ -28,7 +28,7 @@ from indexer_client.control_plane import ControlPlane
 
 WORKER = Path(__file__).with_name("handoff_gpu_worker.py")
 CONTROL = "nvidia-cuda-mps-control"
-PLACEMENTS = ("inline", "mps", "peer_gpu")
+PLACEMENTS = ("inline", "mps", "peer_gpu", "timeslice")
 WORKER_SECONDS, READY_SECONDS = 300, 120
 PACKAGES = ("dsa-indexer", "torch", "triton", "cuda-bindings")
 
@@ -98,11 +98,13 @@ def _workers(
     return told
 
 
-def _same_gpu(placement: str, environment: dict[str, str], beside: bool) -> dict[str, Any]:
+def _same_gpu(
+    placement: str, environment: dict[str, str], what: Sequence[str], beside: bool
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, service(Path(folder), 0, environment) as address:
-        what = ["decode", "chunk", *(["beside"] if beside else [])]
-        (found,) = _workers(placement, address, 0, what, environment)
+        wanted = [*what, "beside"] if beside else what
+        (found,) = _workers(placement, address, 0, wanted, environment)
         if beside:
             two = _workers(placement, address, 0, ["beside"], environment, count=2)
             found["one session"] = [found.pop("beside")]
@@ -110,24 +112,27 @@ def _same_gpu(placement: str, environment: dict[str, str], beside: bool) -> dict
     return found
 
 
-def measure(placements: Sequence[str], beside: bool) -> dict[str, Any]:
+def measure(placements: Sequence[str], shapes: Sequence[str], beside: bool) -> dict[str, Any]:
     """By placement, what its worker measured, or why it was not measured."""
     found: dict[str, Any] = {}
+    decode = ":".join(["decode", *shapes])
+    what = [decode, "chunk"]
     environment = dict(os.environ)
     for placement in placements:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 if placement == "mps":
                     with mps(Path(folder) / "mps") as under:
-                        found[placement] = _same_gpu(placement, under, beside)
+                        found[placement] = _same_gpu(placement, under, what, beside)
+                elif placement == "timeslice":
+                    found[placement] = _same_gpu(placement, environment, what, beside=False)
                 elif placement == "peer_gpu":
                     if torch.cuda.device_count() < 2:
                         raise RuntimeError("one GPU here")
                     with service(Path(folder), 1, environment) as address:
-                        what = ["decode", "chunk"]
                         (found[placement],) = _workers(placement, address, 1, what, environment)
                 else:  # the same kernels in one process, without a daemon
-                    (found[placement],) = _workers("inline", "unix:/n", 0, ["decode"], environment)
+                    (found[placement],) = _workers("inline", "unix:/n", 0, [decode], environment)
         except (RuntimeError, subprocess.SubprocessError, OSError) as error:
             found[placement] = {"not measured": str(error)[-2000:]}
         print(placement, json.dumps(found[placement])[:600], flush=True)
@@ -137,6 +142,7 @@ def measure(placements: Sequence[str], beside: bool) -> dict[str, Any]:
 def main(
     results: Annotated[Path, typer.Option(help="Folder for the results file.")] = RESULTS,
     placement: Annotated[list[str] | None, typer.Option(help="Measure only these.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="REQUESTSxCONTEXT, only these.")] = None,
     beside: Annotated[bool, typer.Option(help="Also two sessions on one GPU.")] = True,
     document: Annotated[Path | None, typer.Option(help="Write docs from this file.")] = None,
 ) -> None:
@@ -145,7 +151,7 @@ def main(
         return
     if unknown := set(placement or ()) - set(PLACEMENTS):
         raise typer.BadParameter(f"{min(unknown)} (fix: one of {', '.join(PLACEMENTS)})")
-    found = measure(placement or PLACEMENTS, beside)
+    found = measure(placement or PLACEMENTS, shape or (), beside)
     name = torch.cuda.get_device_name(0)
     card = name.removeprefix("NVIDIA ").lower().replace(" ", "-")
     path = write(card, name, found, packages=PACKAGES, suffix="-handoff", folder=results)

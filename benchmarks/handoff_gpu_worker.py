@@ -2,13 +2,15 @@
 
     python benchmarks/handoff_gpu_worker.py PLACEMENT ADDRESS SERVICE_DEVICE [WHAT ...]
 
-A process of its own: MPS must be there before its first use of the GPU. WHAT: decode, chunk, or
-beside (steps of one size, for as long as another worker does the same).
+A process of its own: MPS must be there before its first use of the GPU. WHAT: decode (of all
+shapes, or decode:8x65536:...), chunk, or beside (steps of one size, for as long as another worker
+does the same).
 """
 
 import json
 import sys
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
@@ -230,6 +232,15 @@ def _waiting(stamps: Any) -> list[float]:
     ]
 
 
+def shapes(what: str) -> Sequence[tuple[int, int]]:
+    """Requests and contexts that `decode...` names."""
+    chosen = []
+    for text in what.split(":")[1:]:
+        requests, context = map(int, text.split("x"))
+        chosen.append((requests, context))
+    return chosen or SHAPES
+
+
 def main(placement: str, address: str, service_device: str, *what: str) -> None:
     measure = Measure(placement, address, int(service_device))
     told: dict[str, Any] = {
@@ -240,8 +251,9 @@ def main(placement: str, address: str, service_device: str, *what: str) -> None:
         if placement != "inline":
             measure.attach()
             told["reasons"] = list(measure.remote.reasons)
-        if "decode" in what:
-            told["decode"] = [measure.decode(*shape) for shape in SHAPES]
+        for name in what:
+            if name.startswith("decode"):
+                told["decode"] = [measure.decode(*shape) for shape in shapes(name)]
         if "chunk" in what:
             told["chunk"] = measure.chunk()
         if "beside" in what:

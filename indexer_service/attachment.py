@@ -9,6 +9,7 @@ from indexer_service.session_regions import DeviceViews
 from ipc_handoff.banks import StagingSlot
 from ipc_handoff.control import ServiceControl
 from ipc_handoff.layout import HandoffGeometry
+from ipc_handoff.regions import HostMemory
 from ipc_handoff.wakeups import Wakeup
 
 
@@ -25,6 +26,7 @@ class Attachment:
     """Attributes:
     bank: in the memory that the session's steps are computed in.
     k_cache: of a layer, uint8 [pages, page_size, head_dim + 4]; None if not registered.
+    flags: what both sides' streams sleep on, where nothing may poll.
     """
 
     epoch: int
@@ -34,3 +36,4 @@ class Attachment:
     k_cache: Callable[[int], torch.Tensor | None]
     wake_service: Wakeup
     wake_worker: Wakeup
+    flags: HostMemory | None = None

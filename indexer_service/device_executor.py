@@ -16,15 +16,15 @@ from indexer_service.device_step import DeviceStep, StageTimes, is_traced
 from indexer_service.device_stream import DeviceStream, Mark, told_when_lost
 from indexer_service.engine import Engine
 from indexer_service.engines.triton import TritonEngine
-from indexer_service.errors import invalid
 from indexer_service.executor import BegunStep, DeviceLost, StepCancelled
 from indexer_service.kernels.device_inputs import FAULT_WORDS, pack_numbers
 from indexer_service.launch_budget import LaunchBudget
 from indexer_service.plans import check_plan
 from indexer_service.preparation import Preparation
 from indexer_service.session_regions import DeviceViews
+from indexer_service.step_flags import POLLING, flags_of
 from indexer_service.step_graphs import GraphKey, StepGraphs, first_shapes, key_of, shape_of
-from indexer_service.step_inputs import k_caches_of
+from indexer_service.step_inputs import k_caches_of, offsets_of
 from indexer_service.step_kernels import RESULT_HEAD, STEP_WORDS, StepKernels, StepShape
 from indexer_service.step_slots import StepSlot, StepSlots
 from ipc_handoff.kernels.clock import ClockOffset, clock_offset
@@ -71,6 +71,7 @@ class DeviceExecutor:
         self._capturing: DeviceStream | None = None
         self._clocking: DeviceStream | None = None
         self._budget: LaunchBudget | None = None
+        self._flags = POLLING
         self._kernels: StepKernels | None = None
         self._slots: StepSlots | None = None
         self._stages: StageTimes | None = None
@@ -95,11 +96,12 @@ class DeviceExecutor:
         """
         geometry, device = self._at.geometry, self._engine.device
         self._stream, self._capturing = self._make_stream(device), self._make_stream(device)
-        self._budget = LaunchBudget(self._stream.mark)
+        self._flags = flags_of(self._at, device, self._gate_bound, self._is_closing)
+        self._budget = LaunchBudget(self._mark)
         with self._stream.current():
             self._kernels = StepKernels(
                 geometry, device, self._bank.staging_address, self._bank.answers_address,
-                int(self._gate_bound * _NANOSECONDS), self._engine.workspace,
+                int(self._gate_bound * _NANOSECONDS), self._engine.workspace, self._flags,
             )  # fmt: skip
             plan, result = self._kernels.plan, self._kernels.result
             cells = len(self._kernels.stamps_of(0))
@@ -164,13 +166,15 @@ class DeviceExecutor:
                 return capturing.capture(lambda: kernels.launch(shape, caches))
 
             self._graphs.make_all(rows_per_decode, capture, is_stopped)
+            if not self._flags.can_capture:
+                self._graphs.forget()  # they wait for no step; every kernel is made with them
 
     # Steps.
 
     def begin(self, plan: pb.StepPlan, report: pb.StepReport) -> BegunStep:
         geometry = self._at.geometry
         check_plan(plan, geometry, self._at.epoch, self.last_step)
-        offsets = _offsets(plan)
+        offsets = offsets_of(plan)
         caches = self._caches_of(plan)
         self.last_step = plan.step
         self._check_prepared(plan)
@@ -214,6 +218,7 @@ class DeviceExecutor:
         graph = None if key is None else self._graphs.find(key)
         with stream.current():
             self._launched = plan.step
+            self._flags.begin(plan.step, [self._ordinals[layer] for layer in plan.layers])
             kernels.plan.copy_(slot.plan, non_blocking=True)
             if graph is not None:
                 graph()
@@ -224,10 +229,14 @@ class DeviceExecutor:
             slot.result[:words].copy_(kernels.result[:words], non_blocking=True)
             if self._stages is not None and is_traced(plan):
                 slot.stamps.copy_(kernels.stamps_of(plan.step), non_blocking=True)
-            return stream.mark()
+            return self._mark()
+
+    def _mark(self) -> Mark:
+        return self._flags.watched(self._on_stream().mark())
 
     def _after_failure(self, step: int, slot: StepSlot) -> None:
         """Of a launch: what was launched ends by its gates; the rest is given up."""
+        self._flags.wake()
         try:
             with self._on_stream().current():
                 assert self._kernels is not None
@@ -284,6 +293,7 @@ class DeviceExecutor:
     def interrupt(self) -> None:
         if (kernels := self._kernels) is not None:
             kernels.closing[0] = 1
+            self._flags.wake()
 
     def regions_changed(self) -> None:
         self._preparation.stop()
@@ -310,30 +320,15 @@ class DeviceExecutor:
         finally:
             self.regions_changed()
             self._stream, self._capturing, self._clocking = None, None, None
-            self._kernels, self._slots = None, None
+            self._kernels, self._slots, self._budget = None, None, None
+            flags, self._flags = self._flags, POLLING
         if not self._is_lost:
             for made in streams:
                 made.close()
+            flags.close()
 
 
 def _clock_of(stream: DeviceStream) -> ClockOffset:
     """Looked at on a stream of its own: it waits for no step, and nothing is captured there."""
     with stream.current():
         return clock_offset(stream.device)
-
-
-def _offsets(plan: pb.StepPlan) -> Sequence[int]:
-    """First row of each request, and the number of rows, as the plan says.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT where the plan does not.
-    """
-    if plan.exact.query_start:
-        return list(plan.exact.query_start)
-    if plan.decode_requests < plan.requests:
-        raise invalid(
-            "plan.exact.query_start",
-            f"left out, with {plan.requests - plan.decode_requests} prefill requests",
-            "the first row of each request: a service on a GPU does not read it from there",
-        )
-    return range(0, plan.rows + 1, plan.rows_per_decode)

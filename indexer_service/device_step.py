@@ -10,7 +10,7 @@ from indexer_service.device_stream import Mark, told_when_lost
 from indexer_service.executor import StepCancelled
 from indexer_service.step_inputs import report_faults
 from indexer_service.step_slots import StepSlot, StepSlots
-from ipc_handoff.kernels.clock import ClockOffset
+from ipc_handoff.kernels.clock import ClockOffset, on_the_hosts_clock
 from ipc_handoff.kernels.words import GateEnd
 from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.stamps import StepTimes
@@ -61,12 +61,10 @@ class StageTimes:
         # The two clocks drift apart, by tens of microseconds a second.
         if time.monotonic() - self._looked >= _CLOCK_SECONDS:
             self._clock, self._looked = self._look(), time.monotonic()
-        times = [at + self._clock.offset if at else 0 for at in cells]
         stages = len(SERVICE_STAGES)
         begins = range(0, self._cells, stages)
-        return StepTimes(
-            (times[i : i + stages] for i in begins), self._on_exported, self._clock.error
-        )
+        times = StepTimes((cells[i : i + stages] for i in begins), self._on_exported)
+        return on_the_hosts_clock(times, self._clock)
 
 
 class DeviceStep:

@@ -66,7 +66,8 @@ class Handlers(rpc.IndexerServiceServicer):
         self, request: pb.UnregisterRegionsRequest, context: Context
     ) -> pb.UnregisterRegionsResponse:
         session = self._table.get(request.session_id, request.epoch)
-        checked_names(request.names, session.agreement.geometry.layers)
+        layers, bank = session.agreement.geometry.layers, session.regions.bank_names
+        checked_names(request.names, layers, bank)
         await session.unregister(request.names)
         return pb.UnregisterRegionsResponse(mapped_bytes=session.regions.mapped_bytes)
 

@@ -69,9 +69,7 @@ def _on_one_gpu(wanted: pb.Placement, ordinal: int) -> tuple[pb.Placement, str]:
             f"{_MPS}, or a service on another GPU",
         )
     if wanted == pb.PLACEMENT_TIMESLICE:
-        raise precondition(
-            "placement", f"{_TIMESLICE} is not finished", f"{_START_MPS}, and {_MPS}"
-        )
+        return wanted, "placement timeslice: asked for; streams sleep, and nothing polls"
     if cuda.runs_under_mps(ordinal):
         return pb.PLACEMENT_MPS, "placement mps: the worker's GPU, and MPS is running there"
     # Without MPS two processes take turns on a GPU: a gate that polls would burn this one's turn
@@ -80,7 +78,7 @@ def _on_one_gpu(wanted: pb.Placement, ordinal: int) -> tuple[pb.Placement, str]:
     raise precondition(
         "placement",
         f"{asked}, and this service does not run under MPS",
-        f"{_START_MPS}, or a service on another GPU",
+        f"{_START_MPS}, {_TIMESLICE}, or a service on another GPU",
     )
 
 

@@ -6,6 +6,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.errors import invalid
 from ipc_handoff.banks import ANSWERS, CONTROL, K_CACHE_PREFIX, STAGING
 from ipc_handoff.device_layout import DEVICE_LINE
+from ipc_handoff.flag_words import FLAGS, FlagLayout
 from ipc_handoff.layout import CACHE_LINE, HandoffGeometry
 from ipc_handoff.regions import TensorSpec
 
@@ -44,6 +45,8 @@ def check_shape(region: pb.Region, spec: TensorSpec, geometry: HandoffGeometry) 
 def _bank_bytes(name: str, geometry: HandoffGeometry, in_device_memory: bool) -> int:
     if name == CONTROL:
         return geometry.control.size
+    if name == FLAGS:
+        return FlagLayout(len(geometry.layers)).size
     if in_device_memory:
         device = geometry.device
         return {STAGING: device.staging_size, ANSWERS: device.answers_size}[name]

@@ -34,11 +34,12 @@ from ipc_handoff.banks import (
 from ipc_handoff.control import ServiceControl
 from ipc_handoff.cuda_regions import CudaMemory
 from ipc_handoff.descriptors import Inbox
+from ipc_handoff.flag_words import FLAGS
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import HostMemory, TensorSpec
 from ipc_handoff.wire import cuda_export, region_spec
 
-_WRITABLE = (CONTROL, ANSWERS)
+_WRITABLE = (CONTROL, ANSWERS, FLAGS)
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,14 @@ class DeviceTerms:
         ordinal: of the service's GPU: device memory is opened for its kernels.
         owner: the worker's name for its life.
         service_gpu, worker_gpu: UUIDs; the same unless the placement is peer_gpu.
+        has_flags: the worker shares its flags: streams sleep on them.
     """
 
     ordinal: int
     owner: str
     service_gpu: str
     worker_gpu: str
+    has_flags: bool = False
 
     def gpu_of(self, name: str) -> str:
         """UUID of the GPU that a region lies on: its reader's."""
@@ -66,7 +69,13 @@ def device_terms(agreement: Agreement) -> DeviceTerms | None:
     device, worker = agreement.device, agreement.worker
     if device.ordinal is None:
         return None
-    return DeviceTerms(device.ordinal, worker.instance, device.gpu_uuid, worker.gpu_uuid)
+    return DeviceTerms(
+        device.ordinal,
+        worker.instance,
+        device.gpu_uuid,
+        worker.gpu_uuid,
+        has_flags=agreement.placement == pb.PLACEMENT_TIMESLICE,
+    )
 
 
 @dataclass(frozen=True)
@@ -83,8 +92,8 @@ class DeviceViews:
     answers_address: int
 
 
-# The slots of a bank in host memory, the address of one in device memory, a K cache.
-View = ServiceControl | list[StagingSlot] | list[torch.Tensor] | int | torch.Tensor
+# The slots of a bank in host memory, the address of one in device memory, a K cache, flags.
+View = ServiceControl | list[StagingSlot] | list[torch.Tensor] | int | torch.Tensor | HostMemory
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,8 @@ class SessionRegions:
         self._device = device
         self._host = HostMappings(inbox)
         self._regions: dict[str, _Registered] = {}
+        has_flags = device is not None and device.has_flags
+        self.bank_names = (*BANK_REGIONS, FLAGS) if has_flags else BANK_REGIONS
 
     @property
     def names(self) -> list[str]:
@@ -129,7 +140,7 @@ class SessionRegions:
     @property
     def missing(self) -> list[str]:
         """Regions that a step needs and that are not registered."""
-        return [name for name in BANK_REGIONS if name not in self._regions]
+        return [name for name in self.bank_names if name not in self._regions]
 
     def register(self, regions: Sequence[pb.Region]) -> None:
         """Map and check all of `regions`, or none.
@@ -142,7 +153,12 @@ class SessionRegions:
         """
         done: list[str] = []
         try:
-            checked_regions(regions, self._geometry.layers, on_gpu=self._device is not None)
+            checked_regions(
+                regions,
+                self._geometry.layers,
+                on_gpu=self._device is not None,
+                bank=self.bank_names,
+            )
             for region in regions:
                 self._register_one(region)
                 done.append(region.name)
@@ -155,7 +171,7 @@ class SessionRegions:
 
         Of a list that is too long to be right only those of its beginning.
         """
-        for region in islice(regions, most_regions(self._geometry.layers)):
+        for region in islice(regions, most_regions(self._geometry.layers, self.bank_names)):
             self._host.drop(region.host.token)
 
     def unregister(self, names: Sequence[str]) -> None:
@@ -198,6 +214,11 @@ class SessionRegions:
         staging, answers = (cast(int, self._regions[name].view) for name in (STAGING, ANSWERS))
         return DeviceViews(staging, answers)
 
+    def flags(self) -> HostMemory | None:
+        """The worker's flags, which `missing` does not name; None where nobody sleeps on any."""
+        registered = self._regions.get(FLAGS)
+        return None if registered is None else cast(HostMemory, registered.view)
+
     def k_cache(self, layer: int) -> torch.Tensor | None:
         """A layer's K cache, uint8 [pages, page_size, head_dim + 4], on the session's device;
         None if not registered."""
@@ -228,6 +249,8 @@ class SessionRegions:
         offset, geometry = region.host.offset, self._geometry
         # Also for the banks, whose views are many: it checks range and shape against the memory.
         tensor = memory.tensor(offset, region.byte_size, spec, region.name)
+        if region.name == FLAGS:
+            return memory
         if region.name == CONTROL:
             buffer = memory.view(offset, geometry.control.size)
             return ServiceControl(buffer, geometry, self._epoch)

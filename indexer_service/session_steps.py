@@ -12,7 +12,6 @@ from indexer_service.executors import executor_of
 from indexer_service.plan_queue import OnReport
 from indexer_service.runner import RunnerSettings, StepRunner
 from indexer_service.session_regions import SessionRegions
-from ipc_handoff.banks import BANK_REGIONS
 from ipc_handoff.descriptors import WAKE_SERVICE_TOKEN, WAKE_WORKER_TOKEN, Inbox
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.wakeups import Wakeup
@@ -160,7 +159,7 @@ class SessionSteps:
         if not self._is_over:
             return
         for region in regions:
-            if region.name in BANK_REGIONS:
+            if region.name in self._regions.bank_names:
                 raise _over(region.name)
 
     def unregister(self, names: Sequence[str]) -> None:
@@ -170,7 +169,7 @@ class SessionSteps:
             ServiceError: NOT_FOUND; then nothing happened.
         """
         self._regions.check_registered(names)
-        if self._runner is not None and not set(names) & set(BANK_REGIONS):
+        if self._runner is not None and not set(names) & set(self._regions.bank_names):
             with self._runner.quiesced():
                 self._regions.unregister(names)
             return
@@ -205,6 +204,7 @@ class SessionSteps:
             k_cache=regions.k_cache,
             wake_service=self._wakeups[WAKE_SERVICE_TOKEN],
             wake_worker=self._wakeups[WAKE_WORKER_TOKEN],
+            flags=regions.flags(),
         )
 
     def _end_runner(self, *, finish: bool) -> int:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.agreement import Agreement, agree
@@ -172,7 +173,10 @@ class SessionTable:
         Returns within `grace_seconds`, and a little for unmapping.
         """
         self.refusal = partial(unavailable, "service", "is shutting down", "try its successor")
-        ends: list[asyncio.Future[int]] = []
+        # Those that end already, too: a thread that still unmaps at the interpreter's end crashes.
+        ends: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(session.released()) for session in self._releasing
+        ]
         for session in self.sessions:
             ending = partial(unavailable, "service", "is shutting down", _OPEN_ANOTHER)
             ends.append(self.end(session, ending, "shutting down", finish=True))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from dsa_indexer.v1 import indexer_pb2 as pb
-from indexer_service.errors import precondition
+from indexer_service.errors import invalid, precondition
 from indexer_service.kernels import step as step_kernels
 from indexer_service.kernels.checked_inputs import CheckedInputs, checked_copy
 from ipc_handoff.banks import StagingSlot, k_cache_region
@@ -42,6 +42,23 @@ def copy_inputs(
         exact_seq_lens=plan.exact.seq_lens or None,
         exact_query_start=plan.exact.query_start or None,
     )
+
+
+def offsets_of(plan: pb.StepPlan) -> Sequence[int]:
+    """First row of each request, and the number of rows, as the plan says.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT where the plan does not.
+    """
+    if plan.exact.query_start:
+        return list(plan.exact.query_start)
+    if plan.decode_requests < plan.requests:
+        raise invalid(
+            "plan.exact.query_start",
+            f"left out, with {plan.requests - plan.decode_requests} prefill requests",
+            "the first row of each request: a service on a GPU does not read it from there",
+        )
+    return range(0, plan.rows + 1, plan.rows_per_decode)
 
 
 def k_caches_of(

@@ -21,6 +21,7 @@ from indexer_service.kernels.device_inputs import (
 from indexer_service.kernels.dispatch import TRITON
 from indexer_service.kernels.epilogue import Epilogue
 from indexer_service.kernels.step import enqueue_step
+from indexer_service.step_flags import POLLING, Polling
 from ipc_handoff.banks import StagingSlot
 from ipc_handoff.device_layout import DEVICE_LINE, DEVICE_STAMPED_STEPS, AnswersWord
 from ipc_handoff.kernels.done import advance, done, tell_layer, telling
@@ -36,7 +37,7 @@ STEP_WORDS = 2
 RESULT_HEAD = 4
 """int32 words in front of the faults in a result: `Live`, and a gap up to 16 bytes."""
 
-_LAUNCHES_A_LAYER, _LAUNCHES_A_STAGE = 2, 4
+_LAUNCHES_A_LAYER, _LAUNCHES_A_STAGE = 4, 5
 """At the most, where scores and selection are Triton's; a stage includes gathering its keys."""
 
 
@@ -93,6 +94,7 @@ class StepKernels:
         staging, answers: addresses of the bank's regions in this process.
         gate_bound: nanoseconds after which a gate gives the step up.
         workspace: bytes for temporaries of one window.
+        flags: how the stream waits for the worker.
 
     Attributes:
         plan: int32, the step's number and then its numbers (`device_inputs`): written before
@@ -109,10 +111,12 @@ class StepKernels:
         answers: int,
         gate_bound: int,
         workspace: int,
+        flags: Polling = POLLING,
     ) -> None:
         self.geometry = geometry
         self.device = device
-        self._gate_bound = gate_bound
+        self._gate_bound = flags.gate_bound(gate_bound)
+        self._flags = flags
         self._workspace = workspace
         requests = geometry.max_requests
         words = STEP_WORDS + numbers_size(requests)
@@ -168,6 +172,7 @@ class StepKernels:
         requests = slice(shape.requests)
         rows = slice(shape.rows)
         row_ends = self._row_ends[rows] if has_prefill else None
+        self._flags.sleep(Gate.PUBLISHED)
         gate(memory, Gate.PUBLISHED, bound=self._gate_bound)
         copy_checked(
             self._inputs, self._numbers, slot.query_start, slot.seq_lens, slot.block_table,
@@ -176,6 +181,7 @@ class StepKernels:
         )  # fmt: skip
         kind = Gate.FIRST_LAYER
         for ordinal, cache in zip(shape.ordinals, caches, strict=True):
+            self._flags.sleep(kind, ordinal)
             gate(memory, kind, ordinal=ordinal, bound=self._gate_bound)
             kind = Gate.LAYER
             enqueue_step(
@@ -187,11 +193,13 @@ class StepKernels:
                 epilogue=self._tells(ordinal),
                 workspace=self._workspace, on_stage=self._progress(spend), impl=TRITON,
             )  # fmt: skip
+            self._flags.answered(memory, ordinal)
             spend(_LAUNCHES_A_LAYER)
 
     def give_up(self, step: int) -> None:
         """Tell the worker that a step that was not launched is not answered."""
         self._cancelled.fill_(step)
+        self._flags.given_up()
 
     def stamps_of(self, step: int) -> Tensor:
         """int64: a generation, the step if it still has the place, and a time a layer and stage."""
@@ -213,6 +221,7 @@ class StepKernels:
                 finished += 1
             elif finished:
                 advance(self._memory)
+                self._flags.advanced(self._memory)
 
         return on_stage
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.errors import ServiceError, exhausted, invalid, precondition, shown
 from ipc_handoff.banks import BANK_REGIONS, CONTROL, K_CACHE_PREFIX
+from ipc_handoff.flag_words import FLAGS
 from ipc_handoff.layout import LAYOUT_VERSION, HandoffGeometry
 from ipc_handoff.wire import handoff_geometry
 
@@ -22,6 +23,7 @@ MAX_CONTEXT = 2**31 - 1
 MAX_GROUP = 1024
 MODELS = ("target", "draft")
 _NAME_CHARACTERS = 128
+_HOST_REGIONS = (CONTROL, FLAGS)
 
 
 def checked_worker(worker: pb.Worker) -> pb.Worker:
@@ -150,22 +152,29 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def most_regions(layers: Sequence[int]) -> int:
+def most_regions(layers: Sequence[int], bank: Sequence[str] = BANK_REGIONS) -> int:
     """How many names a session's regions can have."""
-    return len(BANK_REGIONS) + len(layers)
+    return len(bank) + len(layers)
 
 
-def checked_regions(regions: Sequence[pb.Region], layers: Sequence[int], *, on_gpu: bool) -> None:
+def checked_regions(
+    regions: Sequence[pb.Region],
+    layers: Sequence[int],
+    *,
+    on_gpu: bool,
+    bank: Sequence[str] = BANK_REGIONS,
+) -> None:
     """Names and memory of regions to register.
 
     Args:
         on_gpu: the session's selections are computed on a GPU.
+        bank: names of the regions that the session has beside K caches.
 
     Raises:
         ServiceError: INVALID_ARGUMENT; FAILED_PRECONDITION for memory of another kind than the
             session's.
     """
-    most = most_regions(layers)
+    most = most_regions(layers, bank)
     if not regions:
         raise invalid("regions", "is empty", "name at least one region")
     if len(regions) > most:
@@ -181,11 +190,11 @@ def checked_regions(regions: Sequence[pb.Region], layers: Sequence[int], *, on_g
                     f"{shown(region.name)} is of a layer without an indexer",
                     "a layer of the session's geometry",
                 )
-        elif region.name not in BANK_REGIONS:
+        elif region.name not in bank:
             raise invalid(
                 f"{field}.name",
                 f"{shown(region.name)} is unknown",
-                f"one of {', '.join(BANK_REGIONS)}, {K_CACHE_PREFIX}<layer>",
+                f"one of {', '.join(bank)}, {K_CACHE_PREFIX}<layer>",
             )
         _check_memory(region, on_gpu)
 
@@ -200,9 +209,9 @@ def _check_memory(region: pb.Region, on_gpu: bool) -> None:
             "this service runs on the CPU",
             "host memory, or a service on the GPU",
         )
-    if region.HasField("cuda_ipc") and region.name == CONTROL:
-        raise invalid(f"{region.name}.cuda_ipc", "the control block is host memory", "say host")
-    if region.HasField("host") and on_gpu and region.name != CONTROL:
+    if region.HasField("cuda_ipc") and region.name in _HOST_REGIONS:
+        raise invalid(f"{region.name}.cuda_ipc", "it is host memory", "say host")
+    if region.HasField("host") and on_gpu and region.name not in _HOST_REGIONS:
         raise precondition(
             f"{region.name}.host",
             "host memory, and this session's steps run on a GPU",
@@ -210,16 +219,18 @@ def _check_memory(region: pb.Region, on_gpu: bool) -> None:
         )
 
 
-def checked_names(names: Sequence[str], layers: Sequence[int]) -> None:
+def checked_names(
+    names: Sequence[str], layers: Sequence[int], bank: Sequence[str] = BANK_REGIONS
+) -> None:
     """Names of regions to give back.
 
     Args:
-        layers: of the session.
+        layers: of the session. bank: as for `checked_regions`.
 
     Raises:
         ServiceError: INVALID_ARGUMENT.
     """
-    most = most_regions(layers)
+    most = most_regions(layers, bank)
     if not names:
         raise invalid("names", "is empty", "name at least one region")
     if len(names) > most:

@@ -4,17 +4,24 @@ They wake a stream, and say no more: a kernel behind looks once at the words of 
 decides. One block serves a worker for its life, since a captured wait holds its word's address.
 Both sides register it with CUDA (`stream_words`); a process without CUDA can write it as well.
 
+Nothing on the GPU ends a sleep: a watchdog of the worker's aborts waits for answers, and the
+service's own thread wakes its stream, by storing the step that it has slept for.
+
 | word | writer | value |
 |---|---|---|
 | `published`, `request(layer)` | worker | the step; streams wait for at least theirs |
-| `answer(layer)` | worker: 0 before it requests; service: 1; a watchdog: 2 | see `Answer` |
+| `answer(layer)` | worker: 0 before it requests; service: 1 or 3; a watchdog: 2 | see `Answer` |
 | `progress` | service | one more for each window; for the watchdog |
 """
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 from ipc_handoff.device_layout import DEVICE_LINE
 from ipc_handoff.words import Words
+
+FLAGS = "flags"
+"""Name of the block's region."""
 
 
 class Answer(IntEnum):
@@ -23,6 +30,8 @@ class Answer(IntEnum):
     NONE = 0
     ANSWERED = 1
     ABORTED = 2
+    CANCELLED = 3
+    """The service gave the step up."""
 
 
 class FlagLayout:
@@ -61,6 +70,7 @@ class FlagWords:
     def __init__(self, buffer: memoryview, layers: int) -> None:
         layout = FlagLayout(layers)
         self._words = Words(buffer[: layout.size], DEVICE_LINE)
+        self._published = layout.published // DEVICE_LINE
         self._first_answer = layout.answer(0) // DEVICE_LINE
         self._first_request = layout.request(0) // DEVICE_LINE
         self.layers = layers
@@ -68,8 +78,20 @@ class FlagWords:
     def progress(self) -> int:
         return self._words.load()
 
+    def published(self) -> int:
+        return self._words.load(self._published)
+
     def request(self, ordinal: int) -> int:
         return self._words.load(self._first_request + ordinal)
+
+    def wake(self, step: int, ordinals: Iterable[int]) -> None:
+        """End every sleep for what a step waits for: of `published`, and of layers' requests.
+
+        A word that a newer step has raised meanwhile stays as it is.
+        """
+        for word in (self._published, *(self._first_request + ordinal for ordinal in ordinals)):
+            if self._words.load(word) < step:
+                self._words.store(step, word)
 
     def is_waited_for(self, ordinal: int) -> bool:
         """Whether the layer was asked for, and neither answered nor aborted."""

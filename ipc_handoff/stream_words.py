@@ -1,8 +1,4 @@
-"""Stream memory operations on the words of `flag_words`: a stream sleeps, and nothing polls.
-
-The service, under `timeslice`, waits for `published` and each `request(layer)` to be at least its
-step, lets its gate look once (bound 0), and writes ANSWERED into `answer(layer)` behind `done`.
-"""
+"""Stream memory operations on the words of `flag_words`: a stream sleeps, and nothing polls."""
 
 import ctypes
 

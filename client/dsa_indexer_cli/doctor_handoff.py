@@ -8,8 +8,11 @@ from typing import Any
 from dsa_indexer_cli.children import PEER_GONE, Child, ChildFailed, any_ended
 from dsa_indexer_cli.doctor_finding import Finding, split_fix
 from dsa_indexer_cli.gpu_facts import GpuFacts
+from ipc_handoff.flag_words import FLAGS, FlagLayout
+from ipc_handoff.regions import HostMemory
 
 PROGRAM = "dsa_indexer_cli.handoff_probe"
+PROBED_LAYERS = 16
 END_SECONDS = 2.0
 """Longer than a gate waits: a process that is killed while a kernel polls can hang MPS."""
 
@@ -18,20 +21,15 @@ PROBE_SECONDS = 14.0
 """For all placements together; a first run compiles kernels."""
 _LEAST_SECONDS = 3.0
 
-_NOTHING_POLLS = (
-    "not measured: one GPU without MPS, where processes take turns and nothing may poll: a kernel "
-    "that polls burns its time slice while the other process waits for its own (about 4.5 ms a "
-    "layer on an H200; 290 us where streams sleep on memory instead)"
-)
+_POLLS, _SLEEPS = "mps", "timeslice"
+"""On one GPU; without MPS a kernel that polls would burn its turn, and streams sleep."""
 
 
 def handoff_findings(facts: GpuFacts) -> list[Finding]:
-    """A layer's hand-over, measured for every placement that polls and that the host can give."""
+    """A layer's hand-over, measured for every placement that the host can give."""
     own = facts.gpus[0]
-    pairs = [("mps", own.ordinal)] if own.under_mps else []
+    pairs = [(_POLLS if own.under_mps else _SLEEPS, own.ordinal)]
     pairs += [("peer_gpu", peer) for peer in own.peers[:1]]
-    if not pairs:
-        return [Finding("hand-over", None, _NOTHING_POLLS)]
     deadline = time.monotonic() + PROBE_SECONDS
     return [_measured(name, own.ordinal, service, deadline) for name, service in pairs]
 
@@ -42,7 +40,7 @@ def _measured(placement: str, worker_gpu: int, service_gpu: int, deadline: float
     if seconds < _LEAST_SECONDS:
         return Finding(check, None, "not measured: the other placement took all the time")
     try:
-        values = measure(worker_gpu, service_gpu, seconds)
+        values = measure(worker_gpu, service_gpu, seconds, sleeps=placement == _SLEEPS)
     except ChildFailed as error:
         problem, fix = split_fix(str(error))
         return Finding(
@@ -56,19 +54,34 @@ def _measured(placement: str, worker_gpu: int, service_gpu: int, deadline: float
     return Finding(check, True, detail, values=values)
 
 
-def measure(worker_gpu: int, service_gpu: int, seconds: float) -> dict[str, Any]:
+def measure(
+    worker_gpu: int, service_gpu: int, seconds: float, *, sleeps: bool = False
+) -> dict[str, Any]:
     """What the probe's worker prints, see `handoff_probe`.
+
+    Args:
+        sleeps: streams sleep, and no kernel polls.
 
     Raises:
         ChildFailed: it did not work, or not within the time.
     """
     pair = socket.socketpair()
+    flags = HostMemory.create(FlagLayout(PROBED_LAYERS).size, FLAGS) if sleeps else None
+    shared = () if flags is None else (flags.fileno(),)
     children: list[Child] = []
     try:
         for side, end in zip(("worker", "service"), pair, strict=True):
             descriptor = end.fileno()
             children.append(
-                Child(PROGRAM, side, descriptor, worker_gpu, service_gpu, descriptors=(descriptor,))
+                Child(
+                    PROGRAM,
+                    side,
+                    descriptor,
+                    worker_gpu,
+                    service_gpu,
+                    *shared,
+                    descriptors=(descriptor, *shared),
+                )
             )
         in_time = any_ended(children, seconds)
         _end(pair, children)
@@ -82,6 +95,8 @@ def measure(worker_gpu: int, service_gpu: int, seconds: float) -> dict[str, Any]
             end.close()
         for child in children:
             child.close()
+        if flags is not None:
+            flags.close()
 
 
 def _end(pair: tuple[socket.socket, ...], children: list[Child]) -> None:

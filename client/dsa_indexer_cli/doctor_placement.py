@@ -101,11 +101,12 @@ def _placement(facts: GpuFacts, looked_at: Sequence[Finding]) -> Finding:
 
 
 def _chosen(facts: GpuFacts) -> Chosen:
-    """For a worker on the first GPU; with a service on another one if it gets none on its own."""
+    """For a worker on the first GPU; with a service on another one if both cannot run at once."""
     worker = torch.device("cuda", 0)
     try:
         chosen = choose(Placement.AUTO, worker)
-        for peer in facts.gpus[0].peers[:1] if chosen.is_refusal else ():
+        takes_turns = chosen.placement is Placement.TIMESLICE
+        for peer in facts.gpus[0].peers[:1] if chosen.is_refusal or takes_turns else ():
             other = choose(Placement.AUTO, worker, peer)
             chosen = chosen if other.is_refusal else other
     except RegionError as error:

@@ -1,9 +1,10 @@
 """Measures a layer's hand-over between two processes, with the kernels that steps use.
 
 `dsa-indexer doctor` starts both sides: `python -m dsa_indexer_cli.handoff_probe SIDE FD WORKER
-SERVICE`, with the ends of one socket and the ordinals of the GPUs. The worker prints the result.
-One row a layer; its first words plus one are the answer, in place of a selection, so that what is
-measured is the hand-over alone. Both sides replay CUDA graphs, as they do for decode steps.
+SERVICE [FLAGS]`, with the ends of one socket and the ordinals of the GPUs. The worker prints the
+result. One row a layer; its first words plus one are the answer, in place of a selection, so that
+what is measured is the hand-over alone. Both sides replay CUDA graphs, as they do for decode steps;
+with the descriptor of a flag block both streams sleep, and the service launches kernel by kernel.
 """
 
 import json
@@ -22,10 +23,13 @@ import torch
 from torch import Tensor
 
 from dsa_indexer_cli.children import PEER_GONE
+from dsa_indexer_cli.doctor_handoff import PROBED_LAYERS
+from indexer_service.step_flags import POLLING, Polling, Sleeping
 from ipc_handoff.banks import ANSWERS, STAGING
 from ipc_handoff.cuda_regions import CudaExport, CudaMemory
 from ipc_handoff.device_banks import DeviceBank
 from ipc_handoff.kernels.done import done
+from ipc_handoff.kernels.flag import raise_flag
 from ipc_handoff.kernels.gate import gate
 from ipc_handoff.kernels.publish import publish
 from ipc_handoff.kernels.service_memory import ServiceMemory
@@ -34,10 +38,11 @@ from ipc_handoff.kernels.wait import wait
 from ipc_handoff.kernels.words import Gate, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
-from ipc_handoff.regions import TensorSpec
+from ipc_handoff.regions import HostMemory, TensorSpec
+from ipc_handoff.stream_words import MappedFlags, wait_at_least, write_word
 
 GEOMETRY = HandoffGeometry(
-    layers=tuple(range(16)),
+    layers=tuple(range(PROBED_LAYERS)),
     heads=64,
     head_dim=128,
     top_k=64,
@@ -112,9 +117,15 @@ def _answer(q_words: Tensor, out: Tensor) -> None:
 # The service.
 
 
-def serve(peer: Peer, worker_gpu: int, service_gpu: int) -> dict[str, Any]:
+def serve(
+    peer: Peer, worker_gpu: int, service_gpu: int, block: HostMemory | None
+) -> dict[str, Any]:
     """Answer steps until the worker leaves."""
     stream = _stream_on(service_gpu)
+    device = torch.device("cuda", service_gpu)
+    flags = POLLING
+    if block is not None:
+        flags = Sleeping(block, _LAYERS, device, _GATE_BOUND / 1e9, lambda: False)
     offer = peer.hear()
     opened = {
         name: CudaMemory.open(
@@ -124,25 +135,31 @@ def serve(peer: Peer, worker_gpu: int, service_gpu: int) -> dict[str, Any]:
     }
     memory = ServiceMemory(
         GEOMETRY,
-        torch.device("cuda", service_gpu),
+        device,
         opened[STAGING].pointer,
         opened[ANSWERS].pointer,
     )
     numbers = torch.arange(_STEPS + 1, dtype=torch.int64, pin_memory=True)
     # What runs before capturing is step 0, which a new bank says is published and staged.
-    graphs = [
-        _captured(partial(_answer_step, memory, _slot_views(opened, slot)))
+    steps = [
+        partial(_answer_step, memory, flags, _slot_views(opened, slot))
         for slot in range(GEOMETRY.slots)
     ]
+    if flags.can_capture:
+        steps = [partial(graph.replay) for graph in map(_captured, steps)]
+    else:
+        steps[0]()
     stream.synchronize()
     peer.say(ready=True)
     try:
         while True:
             step = peer.hear()["step"]
             memory.step.copy_(numbers[step : step + 1], non_blocking=True)
-            graphs[step % GEOMETRY.slots].replay()
+            flags.begin(step, range(_LAYERS))
+            steps[step % GEOMETRY.slots]()
     except PeerGone:
         memory.closing.fill_(1)
+        flags.wake()
         stream.synchronize()
     return {}
 
@@ -159,19 +176,45 @@ def _slot_views(opened: dict[str, CudaMemory], slot: int) -> tuple[Tensor, Tenso
     )
 
 
-def _answer_step(memory: ServiceMemory, views: tuple[Tensor, Tensor]) -> None:
-    gate(memory, Gate.PUBLISHED, bound=_GATE_BOUND)
+def _answer_step(memory: ServiceMemory, flags: Polling, views: tuple[Tensor, Tensor]) -> None:
+    bound = flags.gate_bound(_GATE_BOUND)
+    flags.sleep(Gate.PUBLISHED)
+    gate(memory, Gate.PUBLISHED, bound=bound)
     for ordinal in range(_LAYERS):
         kind = Gate.LAYER if ordinal else Gate.FIRST_LAYER
-        gate(memory, kind, ordinal=ordinal, bound=_GATE_BOUND)
+        flags.sleep(kind, ordinal)
+        gate(memory, kind, ordinal=ordinal, bound=bound)
         _answer(*views)
         done(memory, ordinal)
+        flags.answered(memory, ordinal)
 
 
 # The worker.
 
 
-def work(peer: Peer, worker_gpu: int, service_gpu: int) -> dict[str, Any]:
+class _Flags:
+    """The worker's side of a flag block, which does nothing where kernels poll."""
+
+    def __init__(self, block: HostMemory | None, memory: WorkerMemory) -> None:
+        self._memory = memory
+        device = memory.device.index
+        self._mapped = None if block is None else MappedFlags(block, _LAYERS, device)
+        self.wait_bound = _WAIT_BOUND if block is None else 0
+
+    def published(self, step: int) -> None:
+        if self._mapped is not None:
+            word = self._mapped.address + self._mapped.layout.published
+            write_word(torch.cuda.current_stream().cuda_stream, word, step)
+
+    def sleep(self, ordinal: int) -> None:
+        if self._mapped is not None:
+            layout, address = self._mapped.layout, self._mapped.address
+            answer = address + layout.answer(ordinal)
+            raise_flag(self._memory, address + layout.request(ordinal), answer)
+            wait_at_least(torch.cuda.current_stream().cuda_stream, answer, 1)
+
+
+def work(peer: Peer, worker_gpu: int, service_gpu: int, block: HostMemory | None) -> dict[str, Any]:
     """Time steps with the service, and their work alone."""
     stream = _stream_on(worker_gpu)
     device = torch.device("cuda", worker_gpu)
@@ -181,6 +224,7 @@ def work(peer: Peer, worker_gpu: int, service_gpu: int) -> dict[str, Any]:
         **{name: _offer(bank, name) for name in (STAGING, ANSWERS)},
     )
     memory = WorkerMemory(GEOMETRY, device)
+    flags = _Flags(block, memory)
     shape = (_LAYERS, 1, GEOMETRY.heads * GEOMETRY.head_dim)
     inputs = torch.randint(0, 256, (_STEPS, *shape), dtype=torch.uint8, device=device)
     q = inputs[0].clone()
@@ -200,7 +244,8 @@ def work(peer: Peer, worker_gpu: int, service_gpu: int) -> dict[str, Any]:
     def with_service() -> None:
         for ordinal in range(_LAYERS):
             stage(memory, q[ordinal], weights[ordinal], ordinal=ordinal, first=ordinal == 0)
-            wait(memory, ordinal=ordinal, bound=_WAIT_BOUND, out=answers[ordinal])
+            flags.sleep(ordinal)
+            wait(memory, ordinal=ordinal, bound=flags.wait_bound, out=answers[ordinal])
 
     def alone() -> None:
         for ordinal in range(_LAYERS):
@@ -218,6 +263,7 @@ def work(peer: Peer, worker_gpu: int, service_gpu: int) -> dict[str, Any]:
         peer.say(step=step)
         time.sleep(_AHEAD_SECONDS)
         publish_for(_ATTACHMENT, step, bank.staging_address, bank.answers_address)
+        flags.published(step)
         remote.append(_microseconds(remote_graph))
         inline.append(_microseconds(alone_graph))
         answered = int(memory.state[WorkerState.ANSWERED])
@@ -266,11 +312,14 @@ def _export(offer: dict[str, Any]) -> CudaExport:
     return CudaExport(**(offer | {"handle": bytes.fromhex(offer["handle"])}))
 
 
-def main(side: str, descriptor: str, worker_gpu: str, service_gpu: str) -> int:
+def main(
+    side: str, descriptor: str, worker_gpu: str, service_gpu: str, flags: str | None = None
+) -> int:
     peer = Peer(int(descriptor))
     try:
         act = {"worker": work, "service": serve}[side]
-        result = act(peer, int(worker_gpu), int(service_gpu))
+        block = None if flags is None else HostMemory.open(int(flags), writable=True)
+        result = act(peer, int(worker_gpu), int(service_gpu), block)
     except PeerGone:
         print(json.dumps({"error": PEER_GONE}))
         return 1

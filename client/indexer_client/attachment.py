@@ -30,6 +30,7 @@ from ipc_handoff.descriptors import (
 )
 from ipc_handoff.doorbells import WorkerBells
 from ipc_handoff.errors import DescriptorRefused
+from ipc_handoff.flag_words import FLAGS
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.processes import ProcessWatch
 from ipc_handoff.regions import DTYPES, HostMemory, SharedMemory, SharedTensor, TensorSpec
@@ -49,6 +50,7 @@ class AttachRequest:
     Attributes:
         worker: with the UUID of its GPU, if it is on one.
         k_caches: in memory of the kind that the banks have.
+        flags: what streams sleep on under PLACEMENT_TIMESLICE.
         placement: the only one that is accepted. Unspecified: any for which worker and service
             have the memory: PLACEMENT_CPU, or one on a GPU if the worker is on one.
     """
@@ -60,6 +62,7 @@ class AttachRequest:
     configuration_hash: str
     tracing: Tracing | None
     placement: pb.Placement = pb.PLACEMENT_UNSPECIFIED
+    flags: HostMemory | None = None
 
 
 class Attachment:
@@ -160,9 +163,12 @@ class Attachment:
                 connection.send(tokens[id(memory)], memory.fileno())
             return host_region(name, tokens[id(memory)], spec, offset=offset)
 
+        memories: dict[str, SharedMemory] = dict(self.bank.memories)
+        if self._request.flags is not None:
+            memories[FLAGS] = self._request.flags
         regions = [
             region(name, memory, TensorSpec((memory.byte_size,), DTYPES["UINT8"]))
-            for name, memory in self.bank.memories.items()
+            for name, memory in memories.items()
         ]
         regions += [
             region(k_cache_region(layer), cache.memory, cache.spec, cache.offset)

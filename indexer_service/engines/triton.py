@@ -15,6 +15,7 @@ from indexer_service.executor import StepCancelled
 from indexer_service.kernels.architecture import beside_a_wait, sized_for
 from indexer_service.kernels.configuration import TRITON, Configuration, configuration
 from indexer_service.kernels.geometry import Geometry
+from indexer_service.kernels.launchers import make_one_at_a_time
 from indexer_service.kernels.warm_up import warm_up
 from ipc_handoff.cuda_runtime import launches_block
 from ipc_handoff.layout import HandoffGeometry
@@ -39,6 +40,7 @@ class TritonEngine:
         self.workspace = settings.workspace_bytes
         self.configuration = configuration(TRITON, self.device)
         self._prepared: set[Geometry] = set()
+        make_one_at_a_time()  # each session's thread may make some
         # Tuning times kernels: two at once would time each other.
         self._one_at_a_time = threading.Lock()
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from indexer_service.kernels.architecture import on, processors, sized_for
+from indexer_service.kernels.launchers import make_one_at_a_time
 
 _MOST_THREADS = 8
 
@@ -31,6 +32,7 @@ def make_together(calls: Sequence[Callable[[], object]], device: torch.device) -
     if device.type != "cuda":
         return
 
+    make_one_at_a_time()
     size = processors(device)  # as this thread sizes its kernels
 
     def one(call: Callable[[], object]) -> None:

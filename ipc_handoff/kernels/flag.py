@@ -3,15 +3,19 @@
 import triton
 import triton.language as tl
 
-from ipc_handoff.device import ring
+from ipc_handoff.device import line, look, ring
+from ipc_handoff.device_layout import AnswersWord
 from ipc_handoff.flag_words import Answer
 from ipc_handoff.kernels.launch import dependent_launch
 from ipc_handoff.kernels.words import WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 
 CURRENT = tl.constexpr(int(WorkerState.CURRENT))
+ANSWERS = tl.constexpr(int(WorkerState.ANSWERS))
+GIVEN_UP = tl.constexpr(int(AnswersWord.CANCELLED))
 NO_ANSWER = tl.constexpr(int(Answer.NONE))
 IS_ANSWERED = tl.constexpr(int(Answer.ANSWERED))
+IS_CANCELLED = tl.constexpr(int(Answer.CANCELLED))
 
 
 @triton.jit(do_not_specialize=("request", "answer"), do_not_specialize_on_alignment=("state",))
@@ -25,6 +29,9 @@ def flag_kernel(state, request: tl.int64, answer: tl.int64, PTX: tl.constexpr, P
         # An answer to this request comes after it, and is not taken away by this.
         ring(answer, tl.full((), NO_ANSWER, tl.int64), PTX)
         ring(request, step, PTX)
+        # A step that was given up before nobody will answer, and nobody will wake the stream.
+        if look(line(tl.load(state + ANSWERS), GIVEN_UP), PTX) >= step:
+            ring(answer, tl.full((), IS_CANCELLED, tl.int64), PTX)
     else:
         ring(answer, tl.full((), IS_ANSWERED, tl.int64), PTX)
 

@@ -1,5 +1,6 @@
 """Steps of random data on a GPU, with selections that were computed apart from the worker."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from attention_worker.inline_kernels import InlineKernels
 from attention_worker.step_shape import StepShape
 from indexer_client import StepInputs
+from indexer_service.kernels import k_cache
 from ipc_handoff.layout import HandoffGeometry
 from tests.kernels import inputs as random_inputs
 
@@ -19,29 +21,56 @@ GEOMETRY = HandoffGeometry(
 SPARE_PAGES = 8
 
 
+def pages_of(geometry: HandoffGeometry) -> int:
+    """Of each K cache."""
+    return geometry.table_width * geometry.max_requests + SPARE_PAGES
+
+
 @dataclass(frozen=True)
 class GpuCase:
-    """A step on the device; q, weights and expected by layer."""
+    """A step on the device; q, weights, expected and keys by layer.
+
+    keys: bf16 [requests, D], of each request's last token; slots: int64 [requests], theirs.
+    """
 
     inputs: StepInputs
     q: Mapping[int, Tensor]
     weights: Mapping[int, Tensor]
     expected: Mapping[int, Tensor]
+    keys: Mapping[int, Tensor]
+    slots: Tensor
 
 
 class GpuSteps:
-    """Steps of one geometry. Expected selections are computed inline, apart from the worker."""
+    """Steps of one geometry. Expected selections are computed inline, apart from the worker.
 
-    def __init__(self, device: torch.device, geometry: HandoffGeometry = GEOMETRY) -> None:
+    Args:
+        inserts: each step's keys are inserted before its selections are expected.
+        seed: of the K caches.
+        whole: uint8, in which they lie, from its first byte on; by default no larger than they are.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        geometry: HandoffGeometry = GEOMETRY,
+        *,
+        inserts: bool = False,
+        seed: int = 1,
+        whole: Tensor | None = None,
+    ) -> None:
         self.geometry, self.device = geometry, device
-        source = torch.Generator().manual_seed(1)
-        self.pages = geometry.table_width * geometry.max_requests + SPARE_PAGES
+        self._inserts = inserts
+        source = torch.Generator().manual_seed(seed)
+        self.pages = pages_of(geometry)
         one = random_inputs.k_cache(source, self.pages, geometry.page_size, geometry.head_dim)
         # As vLLM's: pages of all layers side by side.
-        room = torch.zeros((self.pages, len(geometry.layers), *one.shape[1:]), dtype=torch.uint8)
+        shape = (self.pages, len(geometry.layers), *one.shape[1:])
+        if whole is None:
+            whole = torch.empty(math.prod(shape), dtype=torch.uint8, device=device)
+        self.room = whole[: math.prod(shape)].view(shape)
         for ordinal in range(len(geometry.layers)):
-            room[:, ordinal] = one[torch.randperm(self.pages, generator=source)]
-        self.room = room.to(device)
+            self.room[:, ordinal] = one[torch.randperm(self.pages, generator=source)].to(device)
         self.k_caches = {layer: self.room[:, i] for i, layer in enumerate(geometry.layers)}
         self._expected = InlineKernels(geometry, self.k_caches, device)
 
@@ -72,9 +101,14 @@ class GpuSteps:
             exact_seq_lens=lengths if number % 2 else None,
             exact_query_start=offsets.tolist(),
         )
-        q, weights, expected = {}, {}, {}
+        q, weights, expected, keys = {}, {}, {}, {}
+        slots = self._last_slots(inputs, lengths)
         self._expected.take(inputs)
         for layer in geometry.layers:
+            key = torch.randn((len(lengths), geometry.head_dim), generator=source)
+            keys[layer] = key.to(torch.bfloat16).to(self.device)
+            if self._inserts:
+                k_cache.insert(keys[layer], slots, self.k_caches[layer])
             codes = random_inputs.codes(source, rows, geometry.heads, geometry.head_dim)
             q[layer] = codes.to(self.device)
             w = torch.randn((rows, geometry.heads), generator=source)
@@ -85,7 +119,13 @@ class GpuSteps:
             shape = StepShape.of(inputs)
             self._expected.select(layer, q[layer], weights[layer], shape, expected[layer])
         torch.cuda.synchronize()
-        return GpuCase(inputs, q, weights, expected)
+        return GpuCase(inputs, q, weights, expected, keys, slots)
+
+    def _last_slots(self, inputs: StepInputs, lengths: list[int]) -> Tensor:
+        page = self.geometry.page_size
+        last = torch.tensor(lengths, device=self.device) - 1
+        pages = inputs.block_table.long().gather(1, (last // page).unsqueeze(1)).squeeze(1)
+        return pages * page + last % page
 
 
 def wrong(case: GpuCase, found: Mapping[int, Tensor]) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 
 from tests.attention_worker.gpu_steps import GEOMETRY
 from tests.attention_worker.mps import mps_daemon
+from tests.attention_worker.services import logs
 from tests.attention_worker.worker_program import ATTACHED_AT, BACK_AT, KILLED_AT, STEPS
 
 pytestmark = pytest.mark.gpu
@@ -37,8 +38,7 @@ def run(repository: Path, folder: Path, environment: dict[str, str], *arguments:
         [*command, *arguments], cwd=repository, env={**environment, "PYTHONPATH": paths},
         text=True, capture_output=True, timeout=SECONDS,
     )  # fmt: skip
-    log = folder / "service.log"
-    service = log.read_text()[-3000:] if log.exists() else ""
+    service = logs(folder)
     assert result.returncode == 0, f"{result.stderr[-4000:]}\nservice:\n{service}"
     told = json.loads(result.stdout.splitlines()[-1])
     print(json.dumps(told, indent=1), "\nworker:", result.stderr[-1500:], "\nservice:", service)

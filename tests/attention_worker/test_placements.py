@@ -37,9 +37,13 @@ def test_auto_takes_the_gpu_that_the_service_has_for_itself() -> None:
 @pytest.mark.parametrize("wanted", [Placement.AUTO, Placement.TIMESLICE])
 def test_without_mps_nothing_polls(without_mps: None, wanted: Placement) -> None:
     chosen = choose(wanted, GPU)
-    assert chosen.placement is Placement.INLINE
-    assert chosen.is_refusal
-    assert "(fix: nvidia-cuda-mps-control -d " in chosen.reason
+    assert (chosen.placement, chosen.service_device) == (Placement.TIMESLICE, 0)
+    assert not chosen.is_refusal
+    assert "without MPS" in chosen.reason
+
+
+def test_timeslice_is_had_under_mps_as_well() -> None:
+    assert choose(Placement.TIMESLICE, GPU).placement is Placement.TIMESLICE
 
 
 def test_a_worker_on_the_cpu_has_its_own_session() -> None:

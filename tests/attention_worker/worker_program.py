@@ -6,7 +6,6 @@ line of what happened. A process of its own: MPS must be there before its first 
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -19,70 +18,15 @@ import torch
 from attention_worker.device_session import DeviceIndexer
 from attention_worker.device_steps import DeviceSteps
 from attention_worker.placements import Placement
-from indexer_client import ClientSettings, IndexerError
-from indexer_client.control_plane import ControlPlane
-from ipc_handoff.banks import ANSWERS, STAGING
-from ipc_handoff.regions import TensorSpec
+from indexer_client import ClientSettings
+from tests.attention_worker.fault_worker import poison
 from tests.attention_worker.gpu_steps import GEOMETRY, GpuSteps
 from tests.attention_worker.gpu_worker import Captured
+from tests.attention_worker.services import READY_SECONDS, Services
 
 REQUESTS = 8
 STEPS = 50
 ATTACHED_AT, KILLED_AT, BACK_AT = 6, 20, 30
-READY_SECONDS = 120.0
-
-
-class Services:
-    """Service processes at one address."""
-
-    def __init__(self, folder: Path, device: int) -> None:
-        self.address = f"unix:{folder}/d/i.sock"
-        self._arguments = [f"{folder}/d/i.sock", f"cuda:{device}"]
-        self._log = (folder / "service.log").open("a")
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "tests.attention_worker.service_program"]
-        self._process = subprocess.Popen(
-            [*command, *self._arguments], stdout=self._log, stderr=self._log
-        )
-
-    def wait_until_it_serves(self) -> None:
-        settings = ClientSettings(address=self.address, rpc_timeout_seconds=2.0)
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
-            control_plane = ControlPlane(settings)
-            try:
-                if control_plane.get_status().serving:
-                    return
-            except IndexerError:
-                time.sleep(0.02)
-            finally:
-                control_plane.close()
-        raise TimeoutError("the service does not serve")
-
-    def kill(self) -> None:
-        """SIGKILL, without waiting for its end."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGKILL)
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(20)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-
-
-def poison(indexer: DeviceIndexer) -> None:
-    """Fill all banks: what was never written must not look like an answer."""
-    for bank in indexer._caretaker._pool._free:
-        for name in (STAGING, ANSWERS):
-            memory = bank.memories[name]
-            spec = TensorSpec((memory.byte_size,), torch.uint8)
-            memory.tensor(0, memory.byte_size, spec, name).fill_(0xAB)
-    torch.cuda.synchronize()
 
 
 def begin(indexer: DeviceIndexer, case: Any) -> float:
@@ -105,7 +49,7 @@ def spans(file: Path) -> dict[str, int]:
 
 def live(folder: Path, placement: str, service_device: int) -> dict[str, Any]:
     steps = GpuSteps(torch.device("cuda", 0))
-    services = Services(folder, service_device)
+    services = Services(folder, service_device, 2)
     services.start()  # comes up meanwhile
     settings = ClientSettings(
         address=services.address, placement=placement, reattach_seconds=0.1,
@@ -144,7 +88,7 @@ def live(folder: Path, placement: str, service_device: int) -> dict[str, Any]:
             began = time.perf_counter()
             captured.replay(case)
             if number == KILLED_AT:
-                services.kill()
+                services.send(signal.SIGKILL)
             bad = captured.wrong(case)
             step_ms.append((time.perf_counter() - began) * 1000)
             wrong += [f"step {number}, {line}" for line in bad]

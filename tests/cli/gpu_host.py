@@ -74,9 +74,12 @@ class GpuHost:
         assert len({finding.check for finding in found}) == len(found)
         return {finding.check: finding for finding in found}
 
-    def measure(self, worker_gpu: int, service_gpu: int, seconds: float) -> dict[str, Any]:
+    def measure(
+        self, worker_gpu: int, service_gpu: int, seconds: float, *, sleeps: bool = False
+    ) -> dict[str, Any]:
         assert 0 < seconds <= doctor_handoff.PROBE_SECONDS
         self.measured.append((worker_gpu, service_gpu))
+        assert sleeps == (worker_gpu == service_gpu and not self.process.machine.mps)
         return MEASURED
 
 

@@ -67,14 +67,15 @@ def test_a_gpu_is_shown_with_its_name_memory_capability_and_uuid(host: Hosts) ->
     assert gpu.values["peers"] == []
 
 
-def test_without_mps_nothing_is_measured_and_the_daemon_s_command_is_named(host: Hosts) -> None:
+def test_without_mps_streams_sleep_and_the_daemon_s_command_is_named(host: Hosts) -> None:
     one = host(gpus=1)
     found = one.findings()
     assert found["MPS"].ok is None
     assert f"there is no {one.pipes}/control" in found["MPS"].detail
-    assert found["hand-over"].ok is None
-    assert "nothing may poll" in found["hand-over"].detail
-    assert not one.measured
+    assert found["hand-over timeslice"].ok is True
+    assert one.measured == [(0, 0)]
+    assert found["placement"].ok is True
+    assert found["placement"].detail.startswith("timeslice: ")
     (step,) = found["placement"].values["steps"]
     assert step.startswith("mps: ") and START_MPS in step
     assert found["placement"].fix == f"1. {step}"
@@ -123,7 +124,7 @@ def test_two_gpus_that_reach_each_other_need_no_mps(host: Hosts) -> None:
     assert found["placement"].values["service_device"] == 1
     assert "dsa-indexer serve --device cuda:1" in found["placement"].fix
     assert found["hand-over peer_gpu"].ok is True
-    assert set(two.measured) == {(0, 1)}
+    assert set(two.measured) == {(0, 0), (0, 1)}
 
 
 def test_two_gpus_and_mps_are_both_measured_and_mps_comes_first(host: Hosts) -> None:
@@ -141,7 +142,8 @@ def test_two_gpus_without_a_way_to_each_other_are_as_one(host: Hosts) -> None:
     assert found["peer access"].ok is None
     assert "nvidia-smi topo -p2p r" in found["peer access"].fix
     assert "GPU 1" in found
-    assert not two.measured
+    assert two.measured == [(0, 0)]
+    assert found["placement"].detail.startswith("timeslice: ")
     (step,) = found["placement"].values["steps"]
     assert START_MPS in step
 
@@ -240,7 +242,7 @@ def test_a_failed_measurement_is_a_failure_in_one_line(
 ) -> None:
     one = host(gpus=1, mps=True)
 
-    def fails(*arguments: object) -> Any:
+    def fails(*arguments: object, **options: object) -> Any:
         raise ChildFailed("service: staging.handle: cannot be opened (fix: --ipc=host)")
 
     monkeypatch.setattr(doctor_handoff, "measure", fails)

@@ -61,11 +61,13 @@ def test_under_mps_the_hand_over_takes_microseconds(tmp_path: Path) -> None:
     assert 0 < found["hand-over mps"]["values"]["microseconds_a_layer"] < 100
 
 
-def test_without_mps_one_gpu_measures_nothing(tmp_path: Path) -> None:
+def test_without_mps_streams_sleep_and_are_measured(tmp_path: Path) -> None:
     environment = {**_without_mps(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
     found = _doctor(tmp_path, environment)
     assert found["MPS"]["ok"] is None
-    assert found["hand-over"]["ok"] is None
+    assert found["placement"]["values"]["placement"] == "timeslice"
+    assert found["hand-over timeslice"]["ok"] is True, found
+    assert 0 < found["hand-over timeslice"]["values"]["microseconds_a_layer"] < 5000
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

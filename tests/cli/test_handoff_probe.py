@@ -52,7 +52,9 @@ def test_a_result_is_printed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(handoff_probe, "work", lambda peer, worker, service: {"of": [1, service]})
+    monkeypatch.setattr(
+        handoff_probe, "work", lambda peer, worker, service, flags: {"of": [1, service]}
+    )
     assert _main("worker", ends[0], capsys) == (0, {"of": [1, 1]})
 
 

@@ -15,6 +15,11 @@ _SEEN_BY = ("AssertionError", "StrayAccess", "Race")
 _TOPK = "indexer_service/kernels/topk/kernel.py"
 
 GUARDS = [
+    ("tell.py", "is_ours = look(line(staging, DETACHED), PTX) == 0", "is_ours = step > -1",
+     "tell nobody"),
+    ("tell.py", "(look(line(staging, PUBLISHED), PTX) == step)", "(step > -1)", "tell nobody"),
+    ("flag.py", "if look(line(tl.load(state + ANSWERS), GIVEN_UP), PTX) >= step:", "if step < 0:",
+     "flag of a step that was given up"),
     ("gate.py", "if look(at, PTX) == step:", "if look(at, PTX) != 0:", "PUBLISHED ends: LATE"),
     ("gate.py", "if look(line(staging, PUBLISHED), PTX) != step:", "if step < 0:",
      "FIRST_LAYER ends: NEWER"),

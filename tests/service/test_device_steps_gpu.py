@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,6 +17,7 @@ from ipc_handoff.device_layout import StagingWord
 from ipc_handoff.stamps import StepTimes
 from tests.service.gpu_bench import GEOMETRY, GpuBench
 from tests.service.hand_worker import UNWRITTEN, HandStep
+from tests.support.plants import Reports
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.gpu
@@ -292,24 +293,8 @@ def test_graphs_read_the_k_caches_that_are_registered_now(bench: GpuBench) -> No
     answered(bench, decode(bench, 4))
 
 
-class Observer:
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.times: list[Sequence[Sequence[int]] | None] = []
-
-    def step_finished(
-        self,
-        plan: pb.StepPlan,
-        report: pb.StepReport,
-        times: Sequence[Sequence[int]] | None,
-        layers: Sequence[int],
-    ) -> None:
-        self.times.append(times)
-
-
 def test_stages_are_told_on_the_hosts_clock(engine: TritonEngine) -> None:
-    observer = Observer()
+    observer = Reports()
     bench = GpuBench(engine, observer=observer)
     try:
         trace = pb.TraceContext(trace_id=bytes(range(16)), span_id=bytes(range(8)), flags=1)

@@ -155,6 +155,26 @@ def test_one_sessions_long_step_holds_up_nobody(settings: Settings) -> None:
         assert other.works()
 
 
+def test_stopping_waits_for_a_session_that_ends_already(settings: Settings) -> None:
+    """Its threads must not outlive the interpreter: they use the GPU, and memory of the worker."""
+    engine = HeldEngine()
+    service = LocalService(settings, engine=engine).start()
+    worker = Worker(service).attach()
+    plan = worker.plan()
+    worker.stage(plan)
+    call = worker.stub.SelectTopK.future(pb.SelectTopKRequest(session_id=worker.id, plan=plan))
+    assert engine.selecting.wait(5)
+    worker.connection.close()
+    assert eventually(lambda: not service.status().sessions)
+    stopping = threading.Thread(target=service.stop)
+    stopping.start()
+    assert not eventually(lambda: not stopping.is_alive(), 0.5)
+    engine.go.set()
+    stopping.join(5)
+    assert not stopping.is_alive()
+    assert call.done()
+
+
 def test_stopping_answers_the_steps_that_have_arrived(settings: Settings) -> None:
     engine = HeldEngine()
     service = LocalService(settings, engine=engine).start()

@@ -67,6 +67,7 @@ class Reports:
 
     def __init__(self) -> None:
         self.found: list[pb.StepReport] = []
+        self.times: list[Sequence[Sequence[int]] | None] = []
 
     def step_finished(
         self,
@@ -76,6 +77,7 @@ class Reports:
         layers: Sequence[int],
     ) -> None:
         self.found.append(report)
+        self.times.append(times)
 
     def of(self, step: int) -> pb.StepReport:
         """The report of a step, once it has come."""

@@ -1,0 +1,64 @@
+"""The service wakes a worker whose stream sleeps until a layer is answered, or given up."""
+
+import triton
+import triton.language as tl
+
+from ipc_handoff.device import line, look, ring
+from ipc_handoff.device_layout import StagingWord
+from ipc_handoff.flag_words import Answer
+from ipc_handoff.kernels.launch import dependent_launch
+from ipc_handoff.kernels.service_memory import ServiceMemory
+from ipc_handoff.kernels.words import Live
+
+LIVE = tl.constexpr(int(Live.LIVE))
+PUBLISHED = tl.constexpr(int(StagingWord.PUBLISHED))
+DETACHED = tl.constexpr(int(StagingWord.DETACHED))
+IS_ANSWERED = tl.constexpr(int(Answer.ANSWERED))
+IS_CANCELLED = tl.constexpr(int(Answer.CANCELLED))
+
+_NO_ADDRESS = 0
+"""Stands for the answer's where no layer is done yet."""
+
+
+@triton.jit(
+    do_not_specialize=("staging", "answer_flag", "progress_flag"),
+    do_not_specialize_on_alignment=("step_word", "live", "progress"),
+)
+def tell_kernel(
+    step_word, live, progress, staging: tl.int64, answer_flag: tl.int64, progress_flag: tl.int64,
+    PTX: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Raise a layer's answer flag, unless its address is 0, and that of progress. One program.
+
+    The flags are the worker's for its life, also for the next service: they are left alone once
+    the worker has detached, or gone on to another step.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    step = tl.load(step_word)
+    made = tl.load(progress)
+    is_live = tl.load(live + LIVE) != 0
+    is_ours = look(line(staging, DETACHED), PTX) == 0
+    is_ours = is_ours & (look(line(staging, PUBLISHED), PTX) == step) & (step != 0)
+    tl.debug_barrier()
+    if is_ours:
+        if is_live:
+            ring(progress_flag, made, PTX)
+        if answer_flag != 0:
+            how = tl.where(is_live, IS_ANSWERED, IS_CANCELLED)
+            ring(answer_flag, how.to(tl.int64), PTX)
+
+
+def tell(memory: ServiceMemory, progress_flag: int, answer_flag: int = _NO_ADDRESS) -> None:
+    """Behind `done` or `advance`, on the current stream.
+
+    Args:
+        progress_flag, answer_flag: addresses of the words, see `flag_words`; no `answer_flag`: a
+            layer's window is finished, and the layer not yet.
+    """
+    dependent = dependent_launch(memory.device)
+    tell_kernel[(1,)](
+        memory.step, memory.live, memory.progress, memory.staging, answer_flag, progress_flag,
+        PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
+    )  # fmt: skip
