@@ -103,7 +103,9 @@ def _otlp_exporter() -> SpanExporter:
 
 
 def _json_line(span: ReadableSpan) -> str:
-    return f"{span.to_json(indent=None)}\n"
+    # The SDK's own text is cut to microseconds, and a stage may be shorter than one.
+    exact = f'"start_time_unix_nano": {span.start_time}, "end_time_unix_nano": {span.end_time}'
+    return f"{span.to_json(indent=None)[:-1]}, {exact}}}\n"
 
 
 class Tracing:

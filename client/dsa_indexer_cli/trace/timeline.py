@@ -1,0 +1,196 @@
+"""One step as a timeline: two processes, a line for each stage, what was found where."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from math import gcd
+from typing import Any
+
+from dsa_indexer_cli.trace.spans import Event, Span
+from ipc_handoff.stages import FINDING_EVENT, SERVICE_SPANS, STEP_SPAN, WORKER_SPANS
+
+CLOCK_ERROR = "dsa.clock_error_ns"
+_SIDES = (("worker", WORKER_SPANS), ("service", SERVICE_SPANS))
+
+
+class State(Enum):
+    """How a stage ended."""
+
+    WELL = "well"
+    ERROR = "error"
+    INCOMPLETE = "incomplete"
+    """Told by the worker in the place of a service that could not."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stage of a layer.
+
+    Attributes:
+        begin, end: ns since the timeline's begin.
+    """
+
+    stage: str
+    layer: int
+    begin: int
+    end: int
+    state: State
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """All layers of one stage."""
+
+    stage: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True)
+class Process:
+    """Attributes:
+    side: worker or service.
+    pids: that told of it: usually one.
+    tick: ns; all of its times differ by multiples of it.
+    """
+
+    side: str
+    pids: tuple[int, ...]
+    tick: int
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at one moment.
+
+    Attributes:
+        at: ns since the timeline's begin.
+        stage: the line it belongs to; empty: to the whole step.
+    """
+
+    name: str
+    at: int
+    stage: str
+    is_finding: bool
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Attributes:
+    began: wall time, ns.
+    duration: ns.
+    clock_error: by how much times of a GPU may be wrong on the host's clock, ns; None: all
+        times are the host's own.
+    error: why the step did not end well; empty if it did.
+    """
+
+    trace: str
+    step: int
+    epoch: int
+    rows: int
+    began: int
+    duration: int
+    clock_error: int | None
+    error: str
+    processes: tuple[Process, ...]
+    marks: tuple[Mark, ...]
+
+    @property
+    def findings(self) -> tuple[Mark, ...]:
+        return tuple(mark for mark in self.marks if mark.is_finding)
+
+    @property
+    def clock(self) -> str:
+        """How far the times can be trusted, in a sentence."""
+        ticks = ", ".join(f"{p.side} {p.tick:,} ns" for p in self.processes if p.tick)
+        tick = f"times are multiples of a tick ({ticks or 'none seen'})"
+        if self.clock_error is None:
+            return f"Both processes by the host's monotonic clock; {tick}."
+        return (
+            f"Stages by the GPU's clock, placed on the host's within ± {self.clock_error:,} ns; {tick}."
+        )
+
+
+def timelines(spans: Iterable[Span]) -> list[Timeline]:
+    """A timeline for every step in `spans`, oldest first."""
+    of_trace: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if "dsa.step" in span.attributes:
+            of_trace[span.trace].append(span)
+    return sorted((_timeline(found) for found in of_trace.values()), key=lambda t: t.began)
+
+
+def _timeline(spans: list[Span]) -> Timeline:
+    # A worker that was killed has left stages, and no span of the step.
+    whole = [span for span in spans if span.name == STEP_SPAN]
+    began = min(span.begin for span in spans)
+    ended = max(span.end for span in spans)
+    marks = [
+        _mark(event, span, began) for span in spans for event in span.events if event.name != "clock"
+    ]
+    errors = [
+        of.attributes[CLOCK_ERROR]
+        for span in spans
+        for of in (span, *span.events)
+        if CLOCK_ERROR in of.attributes
+    ]
+    return Timeline(
+        trace=spans[0].trace,
+        step=_first(spans, "dsa.step"),
+        epoch=_first(spans, "dsa.epoch"),
+        rows=_first(spans, "dsa.rows"),
+        began=began,
+        duration=ended - began,
+        clock_error=max(errors, default=None),
+        error=next((span.error for span in whole), "the worker never ended it"),
+        processes=tuple(_process(side, [s.name for s in of], spans, began) for side, of in _SIDES),
+        marks=tuple(sorted(marks, key=lambda mark: mark.at)),
+    )
+
+
+def _first(spans: Iterable[Span], name: str) -> int:
+    return max((int(span.attributes.get(name, 0)) for span in spans), default=0)
+
+
+def _process(side: str, stages: list[str], spans: list[Span], began: int) -> Process:
+    own = [span for span in spans if span.name in stages]
+    lanes = []
+    for stage in stages:
+        bars = [_bar(span, began) for span in own if span.name == stage]
+        lanes.append(Lane(stage, tuple(sorted(bars, key=lambda bar: bar.begin))))
+    told = {span.pid for span in own if _state(span) is not State.INCOMPLETE}
+    # The end of a stage that never ended is the moment at which it was exported.
+    times = {span.begin for span in own} | {span.end for span in own if not span.error}
+    tick = gcd(*(after - before for before, after in pairwise(sorted(times))))
+    return Process(side, tuple(sorted(told)), tick, tuple(lanes))
+
+
+def _bar(span: Span, began: int) -> Bar:
+    attributes = dict(span.attributes)
+    if span.error:
+        attributes["status"] = span.error
+    return Bar(
+        span.name,
+        int(attributes.get("dsa.layer", 0)),
+        span.begin - began,
+        span.end - began,
+        _state(span),
+        attributes,
+    )
+
+
+def _state(span: Span) -> State:
+    if span.attributes.get("dsa.incomplete"):
+        return State.INCOMPLETE
+    return State.ERROR if span.error else State.WELL
+
+
+def _mark(event: Event, span: Span, began: int) -> Mark:
+    stage = str(event.attributes.get("dsa.stage", "" if span.name == STEP_SPAN else span.name))
+    is_finding = event.name == FINDING_EVENT
+    name = str(event.attributes.get("dsa.finding", event.name)) if is_finding else event.name
+    return Mark(name, event.at - began, stage, is_finding, dict(event.attributes))
