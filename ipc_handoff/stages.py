@@ -41,6 +41,8 @@ class StageSpan(NamedTuple):
 
 
 STEP_SPAN = "dsa.step"
+FINDING_EVENT = "dsa.finding"
+"""Name of the event, and of its attribute that holds the kind."""
 WORKER_SPANS = (
     StageSpan("dsa.stage", WorkerStage.STAGE_BEGUN, WorkerStage.REQUEST_RUNG),
     StageSpan("dsa.handback", WorkerStage.WAIT_ENDED, WorkerStage.HANDED_BACK),

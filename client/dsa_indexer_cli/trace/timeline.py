@@ -107,12 +107,11 @@ class Timeline:
     def clock(self) -> str:
         """How far the times can be trusted, in a sentence."""
         ticks = ", ".join(f"{p.side} {p.tick:,} ns" for p in self.processes if p.tick)
-        tick = f"times are multiples of a tick ({ticks or 'none seen'})"
+        tick = f"tick: {ticks or 'not seen'}"
         if self.clock_error is None:
             return f"Both processes by the host's monotonic clock; {tick}."
-        return (
-            f"Stages by the GPU's clock, placed on the host's within ± {self.clock_error:,} ns; {tick}."
-        )
+        error = f"± {self.clock_error:,} ns"
+        return f"Stages by the GPU's clock, placed on the host's within {error}; {tick}."
 
 
 def timelines(spans: Iterable[Span]) -> list[Timeline]:
@@ -129,15 +128,16 @@ def _timeline(spans: list[Span]) -> Timeline:
     whole = [span for span in spans if span.name == STEP_SPAN]
     began = min(span.begin for span in spans)
     ended = max(span.end for span in spans)
+    ends = {(span.name, span.attributes.get("dsa.layer")): span.end for span in spans}
     marks = [
-        _mark(event, span, began) for span in spans for event in span.events if event.name != "clock"
-    ]
-    errors = [
-        of.attributes[CLOCK_ERROR]
+        _mark(event, span, ends, began)
         for span in spans
-        for of in (span, *span.events)
-        if CLOCK_ERROR in of.attributes
+        for event in span.events
+        if event.name != "clock"
     ]
+    events = [event for span in spans for event in span.events]
+    carriers: list[Span | Event] = [*spans, *events]
+    told = [carrier.attributes.get(CLOCK_ERROR) for carrier in carriers]
     return Timeline(
         trace=spans[0].trace,
         step=_first(spans, "dsa.step"),
@@ -145,7 +145,7 @@ def _timeline(spans: list[Span]) -> Timeline:
         rows=_first(spans, "dsa.rows"),
         began=began,
         duration=ended - began,
-        clock_error=max(errors, default=None),
+        clock_error=max((error for error in told if error is not None), default=None),
         error=next((span.error for span in whole), "the worker never ended it"),
         processes=tuple(_process(side, [s.name for s in of], spans, began) for side, of in _SIDES),
         marks=tuple(sorted(marks, key=lambda mark: mark.at)),
@@ -189,8 +189,11 @@ def _state(span: Span) -> State:
     return State.ERROR if span.error else State.WELL
 
 
-def _mark(event: Event, span: Span, began: int) -> Mark:
-    stage = str(event.attributes.get("dsa.stage", "" if span.name == STEP_SPAN else span.name))
-    is_finding = event.name == FINDING_EVENT
-    name = str(event.attributes.get("dsa.finding", event.name)) if is_finding else event.name
-    return Mark(name, event.at - began, stage, is_finding, dict(event.attributes))
+def _mark(event: Event, span: Span, ends: Mapping[tuple[str, Any], int], began: int) -> Mark:
+    attributes = event.attributes
+    stage = str(attributes.get("dsa.stage", "" if span.name == STEP_SPAN else span.name))
+    if event.name != FINDING_EVENT:
+        return Mark(event.name, event.at - began, stage, False, attributes)
+    # It is told when the step is over: what it is about was earlier.
+    at = ends.get((stage, attributes.get("dsa.layer")), event.at)
+    return Mark(str(attributes.get(FINDING_EVENT)), at - began, stage, True, attributes)

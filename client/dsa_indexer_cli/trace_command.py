@@ -1,0 +1,119 @@
+"""`dsa-indexer trace`: what a trace file says about one step, drawn, or for Perfetto."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from dsa_indexer_cli.output import console, errors, fail
+from dsa_indexer_cli.trace.perfetto import write_perfetto
+from dsa_indexer_cli.trace.spans import read_trace_file
+from dsa_indexer_cli.trace.timeline import Timeline, timelines
+
+_LISTED = 20
+
+Write = Callable[[Timeline, Path], None]
+
+
+def trace(
+    file: Annotated[Path, typer.Argument(help="JSON lines, as --trace-file writes them.")],
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write a timeline that ui.perfetto.dev opens.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page that shows a timeline.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw a timeline.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Of this step; by default of the newest one.")
+    ] = None,
+    slowest: Annotated[bool, typer.Option("--slowest", help="Of the slowest step.")] = False,
+) -> None:
+    """Show the steps of a trace file; with --perfetto, --html or --png, one step's timeline."""
+    if step is not None and slowest:
+        fail("step: not together with --slowest (fix: leave one of them out)", 2)
+    found = _read(file)
+    outputs: list[tuple[str, Path, Callable[[], Write]]] = [
+        (name, path, writer)
+        for name, path, writer in (
+            ("perfetto", perfetto, lambda: write_perfetto),
+            ("html", html, _html_writer),
+            ("png", png, _png_writer),
+        )
+        if path is not None
+    ]
+    if not outputs:
+        _list(found if step is None else [_chosen(found, step, False)])
+        return
+    chosen = _chosen(found, step, slowest)
+    for name, path, writer in outputs:
+        _write(name, path, writer, chosen)
+        errors.print(f"{path}: step {chosen.step}, trace {chosen.trace}", highlight=False)
+
+
+def _read(file: Path) -> list[Timeline]:
+    try:
+        read = read_trace_file(file)
+    except OSError as error:
+        fail(f"file: {file}: {error.strerror} (fix: what DSA_INDEXER_TRACE_FILE names)", 2)
+    if read.unreadable:
+        errors.print(f"{file}: {read.unreadable} lines are no spans, left out", highlight=False)
+    found = timelines(read.spans)
+    if not found:
+        fail(f"file: {file} holds no step (fix: run with DSA_INDEXER_TRACE_FILE set to it)", 2)
+    return found
+
+
+def _chosen(found: list[Timeline], step: int | None, slowest: bool) -> Timeline:
+    if slowest:
+        return max(found, key=lambda timeline: timeline.duration)
+    of_step = [timeline for timeline in found if step in (None, timeline.step)]
+    if not of_step:
+        numbers = [timeline.step for timeline in found]
+        fail(f"step: {step} is not in the file (fix: {min(numbers)} to {max(numbers)})", 2)
+    if step is not None and len(of_step) > 1:
+        # Several workers, or one after the other: each counts its own steps.
+        errors.print(f"{len(of_step)} steps have this number: the newest", highlight=False)
+    return of_step[-1]
+
+
+def _write(name: str, path: Path, writer: Callable[[], Write], timeline: Timeline) -> None:
+    try:
+        writer()(timeline, path)
+    except ModuleNotFoundError as error:
+        fail(f"{name}: {error.name} is missing (fix: pip install 'dsa-indexer[plots]')", 2)
+    except OSError as error:
+        fail(f"{name}: {path}: {error.strerror} (fix: a file that can be written)", 2)
+
+
+def _html_writer() -> Write:
+    from dsa_indexer_cli.trace.html import write_html
+
+    return write_html
+
+
+def _png_writer() -> Write:
+    from dsa_indexer_cli.trace.png import write_png
+
+    return write_png
+
+
+def _list(found: list[Timeline]) -> None:
+    table = Table("step", "rows", "µs", "findings", "ended", "trace")
+    for timeline in found[-_LISTED:]:
+        kinds = ", ".join(sorted({mark.name for mark in timeline.findings}))
+        table.add_row(
+            str(timeline.step),
+            str(timeline.rows),
+            f"{timeline.duration / 1000:,.0f}",
+            kinds,
+            timeline.error or "well",
+            timeline.trace,
+        )
+    console.print(table)
+    if len(found) > _LISTED:
+        errors.print(f"the newest {_LISTED} of {len(found)} steps", highlight=False)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(trace)
