@@ -37,8 +37,8 @@ from ipc_handoff.errors import RegionError
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import SharedTensor
-from ipc_handoff.tracing import Tracing
-from ipc_handoff.tracing import start as start_tracing
+from ipc_handoff.telemetry.tracing import Tracing
+from ipc_handoff.telemetry.tracing import start as start_tracing
 
 logger = logging.getLogger(__name__)
 

@@ -67,12 +67,11 @@ class DeviceStampRing:
             self.lost += 1
             return None
         cells = copied[1:].tolist()
-        return StepTimes(
-            (cells[i : i + self._stages] for i in range(0, self._cells, self._stages)), None
-        )
+        begins = range(0, self._cells, self._stages)
+        return StepTimes(cells[i : i + self._stages] for i in begins)
 
 
 def on_the_hosts_clock(times: StepTimes, clock: ClockOffset) -> StepTimes:
     """The same times of CLOCK_MONOTONIC."""
     moved = ([at + clock.offset if at else 0 for at in stamps] for stamps in times)
-    return StepTimes(moved, times.on_exported, clock.error)
+    return StepTimes(moved, clock.error)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from attention_worker.device_handoff import DeviceHandoff
+from attention_worker.device_traces import DeviceTraces, HostStamps
 from attention_worker.inline_kernels import InlineKernels
 from attention_worker.placed import check_inputs, check_placed
 from attention_worker.step_shape import StepShape
-from attention_worker.step_traces import StepTraces
 from indexer_client.attachment import Attachment, AttachRequest
 from indexer_client.errors import IndexerError
 from indexer_client.inputs import StepInputs
@@ -44,13 +44,14 @@ class DeviceSteps(WorkerSession):
         refusal: IndexerError | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(request, pool, refusal, prepare_thread)
+        stamps = HostStamps(handoff.counts) if handoff is not None else None
+        super().__init__(request, pool, stamps, refusal, prepare_thread)
         self._inline = inline
         self._handoff = handoff
         self._device = device
         self._ordinals = {layer: i for i, layer in enumerate(self.geometry.layers)}
         self._shape: StepShape | None = None
-        self._traces = StepTraces(self.geometry, handoff.counts if handoff else None)
+        self._device_traces = DeviceTraces(self._traces) if self._traces is not None else None
 
     def start(self) -> None:
         """Begin to look for a service. Once in a session's life; entering does it too."""
@@ -67,7 +68,8 @@ class DeviceSteps(WorkerSession):
         self._check_process()
         if self._handoff is not None:
             self._handoff.close()
-        self._traces.close()
+        if self._device_traces is not None:
+            self._device_traces.close()
         super().close()
 
     @property
@@ -84,8 +86,12 @@ class DeviceSteps(WorkerSession):
             answered_layers=answered,
             inline_layers=inline,
             cancelled_steps=counts.cancelled_steps(),
-            lost_stamps=found.lost_stamps + counts.lost + self._traces.lost,
+            lost_stamps=found.lost_stamps + counts.lost + self._lost_traces,
         )
+
+    @property
+    def _lost_traces(self) -> int:
+        return 0 if self._device_traces is None else self._device_traces.lost
 
     def stamps(self, step: int) -> StepTimes | None:
         """Times [layers][WorkerStage] of a finished step, ns of the GPU's clock; 0: not reached.
@@ -150,10 +156,11 @@ class DeviceSteps(WorkerSession):
         inputs.check(self.geometry)
         check_inputs(inputs, self._device)
         shape = StepShape.of(inputs)
-        self._traces.end_step()
+        if self._device_traces is not None:
+            self._device_traces.end_step()
         self._look_after_attachment()
         before = self._attachment
-        begun = self._next_step(inputs.rows)
+        begun = self._next_step(inputs)
         if self._handoff is not None:
             if begun.attachment is not before:
                 self._handoff.exchanged(before, begun.attachment)
@@ -162,7 +169,8 @@ class DeviceSteps(WorkerSession):
             else:
                 self._handoff.skip()
         self._inline.take(inputs)
-        self._traces.begin_step(begun)
+        if self._device_traces is not None:
+            self._device_traces.begin_step(begun)
         self._shape = shape
         return begun.number
 

@@ -24,6 +24,7 @@ class HostViews:
 class Attachment:
     """Attributes:
     bank: in the memory that the session's steps are computed in.
+    engine, placement: what was agreed, by name.
     k_cache: of a layer, uint8 [pages, page_size, head_dim + 4]; None if not registered.
     """
 
@@ -34,3 +35,5 @@ class Attachment:
     k_cache: Callable[[int], torch.Tensor | None]
     wake_service: Wakeup
     wake_worker: Wakeup
+    engine: str = ""
+    placement: str = ""

@@ -116,8 +116,7 @@ class DeviceExecutor:
             if self._stamped:
                 self._clocking = self._make_stream(device)
                 look = partial(_clock_of, self._clocking)
-                exported = self._at.control.bells.exported
-                self._stages = StageTimes(look, len(self._ordinals), exported)
+                self._stages = StageTimes(look, len(self._ordinals))
             # What was zeroed above is what the first step must find.
             self._stream.synchronize()
         if self._find_caches():

@@ -15,7 +15,6 @@ from ipc_handoff.kernels.words import GateEnd
 from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.stamps import StepTimes
 
-_SAMPLED = 1
 _CLOCK_SECONDS = 1.0
 
 _WHY = {
@@ -28,7 +27,7 @@ _WHY = {
 
 def is_traced(plan: pb.StepPlan) -> bool:
     """Whether the times of the step's stages are wanted."""
-    return bool(plan.trace.flags & _SAMPLED)
+    return bool(plan.trace.trace_id)
 
 
 class StageTimes:
@@ -37,19 +36,15 @@ class StageTimes:
     Args:
         look: at the device's clock; waits, some tenths of a millisecond.
         layers: of the session.
-        on_exported: goes with the times.
 
     Attributes:
         lost: steps whose stamps were overwritten before they were read.
     """
 
-    def __init__(
-        self, look: Callable[[], ClockOffset], layers: int, on_exported: Callable[[int], None]
-    ) -> None:
+    def __init__(self, look: Callable[[], ClockOffset], layers: int) -> None:
         self._look = look
         self._clock, self._looked = look(), time.monotonic()
         self._cells = layers * len(SERVICE_STAGES)
-        self._on_exported = on_exported
         self.lost = 0
 
     def of(self, step: int, block: Sequence[int]) -> StepTimes | None:
@@ -64,9 +59,7 @@ class StageTimes:
         times = [at + self._clock.offset if at else 0 for at in cells]
         stages = len(SERVICE_STAGES)
         begins = range(0, self._cells, stages)
-        return StepTimes(
-            (times[i : i + stages] for i in begins), self._on_exported, self._clock.error
-        )
+        return StepTimes((times[i : i + stages] for i in begins), self._clock.error)
 
 
 class DeviceStep:

@@ -1,13 +1,19 @@
 """What the runner tells whoever watches it. Telemetry listens; the runner does not know it."""
 
-from collections.abc import Sequence
-from typing import Protocol
+import logging
+from collections.abc import Callable, Sequence
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.attachment import Attachment
+
+logger = logging.getLogger(__name__)
 
 
-class StepObserver(Protocol):
-    """Told of every finished step, from the runner's thread, after its answers are out."""
+class StepObserver:
+    """Told of an attachment and its steps, on the runner's thread. By default does nothing."""
+
+    def attached(self, attachment: Attachment) -> None:
+        """Steps may come now. Its memory must not be held beyond `ended`."""
 
     def step_finished(
         self,
@@ -16,6 +22,25 @@ class StepObserver(Protocol):
         times: Sequence[Sequence[int]] | None,
         layers: Sequence[int],
     ) -> None:
-        """`times` [layer ordinal][ServiceStage], nanoseconds; None if they were overwritten
-        or the plan was refused.
-        `layers`: the session's layer ids by ordinal."""
+        """A step's answers are out.
+
+        Args:
+            times: [layer ordinal][ServiceStage], nanoseconds; None if they were overwritten
+                or the plan was refused.
+            layers: the session's layer ids by ordinal.
+        """
+
+    def ended(self, epoch: int) -> None:
+        """No step will come; told before the worker may use the memory again."""
+
+
+def tell(
+    observer: StepObserver | None, epoch: int, what: str, call: Callable[[StepObserver], None]
+) -> None:
+    """Call an observer, if there is one. What it raises is logged, and disturbs no step."""
+    if observer is None:
+        return
+    try:
+        call(observer)
+    except Exception:
+        logger.exception("epoch %d, %s: the observer failed", epoch, what)

@@ -31,8 +31,9 @@ from indexer_service.settings import Settings
 from indexer_service.status import StatusReporter
 from indexer_service.telemetry import CallTelemetry, StepTelemetry
 from indexer_service.threads import in_thread
-from ipc_handoff.tracing import TraceSettings, Tracing
-from ipc_handoff.tracing import start as start_tracing
+from ipc_handoff.telemetry.settings import TraceSettings
+from ipc_handoff.telemetry.tracing import Tracing
+from ipc_handoff.telemetry.tracing import start as start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +263,7 @@ def _tracing(settings: Settings) -> Tracing | None:
                 settings.trace_file,
                 settings.trace_console,
                 settings.trace_ratio,
+                settings.trace_slow_seconds,
             )
         )
     except OSError as error:

@@ -16,6 +16,7 @@ from ipc_handoff.banks import BANK_REGIONS
 from ipc_handoff.descriptors import WAKE_SERVICE_TOKEN, WAKE_WORKER_TOKEN, Inbox
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.wakeups import Wakeup
+from ipc_handoff.wire import placement_name
 
 _WAKEUP_TOKENS = (WAKE_SERVICE_TOKEN, WAKE_WORKER_TOKEN)
 # The first session of a geometry compiles and tunes its kernels.
@@ -77,6 +78,7 @@ class SessionSteps:
         inbox: Inbox | None,
         *,
         use_ring: bool,
+        placement: pb.Placement = pb.PLACEMENT_UNSPECIFIED,
     ) -> None:
         self._resources = resources
         self._regions = regions
@@ -84,6 +86,7 @@ class SessionSteps:
         self._epoch = epoch
         self._inbox = inbox
         self._use_ring = use_ring
+        self._placement = placement
         self._wakeups: dict[int, Wakeup] = {}
         self._runner: StepRunner | None = None
         self._is_over = False
@@ -205,6 +208,8 @@ class SessionSteps:
             k_cache=regions.k_cache,
             wake_service=self._wakeups[WAKE_SERVICE_TOKEN],
             wake_worker=self._wakeups[WAKE_WORKER_TOKEN],
+            engine=self._resources.engine.configuration.engine,
+            placement=placement_name(self._placement),
         )
 
     def _end_runner(self, *, finish: bool) -> int:

@@ -68,6 +68,7 @@ class Session:
             epoch,
             self._inbox,
             use_ring=agreement.signalling == pb.SIGNALLING_RING,
+            placement=agreement.placement,
         )
         self._watch: ProcessWatch | None = None
         self._lock = asyncio.Lock()

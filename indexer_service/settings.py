@@ -74,7 +74,10 @@ class Settings(BaseSettings):
     )
     trace_file: Path | None = Field(None, description="JSON-lines file for finished spans")
     trace_console: bool = Field(False, description="print finished spans")
-    trace_ratio: float = Field(1.0, ge=0, le=1, description="share of steps that are traced")
+    trace_ratio: float = Field(1.0, ge=0, le=1, description="share of calls that are traced")
+    trace_slow_seconds: float | None = Field(
+        None, gt=0, description="traces of steps that take longer are kept whatever the ratio"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="least serious message to log"
     )

@@ -13,7 +13,7 @@ from ipc_handoff.device_layout import DeviceLayout
 from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.words import WORD_BYTES
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 MAGIC = 0x5844_4E49_5F41_5344  # "DSA_INDX" as little-endian bytes
 CACHE_LINE = 64
 
@@ -161,6 +161,7 @@ class ControlLayout:
     """The control block: header, doorbells, rings, the service's stamps.
 
     `requests` and `dones` have one word a layer ordinal; each word has its own cache line.
+    What concerns traces has one word a step, packed: it is written off the hot path.
     """
 
     areas: dict[str, Area]
@@ -191,7 +192,9 @@ class ControlLayout:
                 ("progress", CACHE_LINE),
                 ("cancelled", CACHE_LINE),
                 ("drained", CACHE_LINE),
-                ("exported", CACHE_LINE),
+                ("exported", WORD_BYTES * STAMPED_STEPS),
+                ("worker_kept", WORD_BYTES * STAMPED_STEPS),
+                ("service_kept", WORD_BYTES * STAMPED_STEPS),
                 ("dones", CACHE_LINE * layers),
                 ("plans_consumed", CACHE_LINE),
                 ("plans", plan * RING_CAPACITY),

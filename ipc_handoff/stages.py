@@ -40,6 +40,8 @@ class StageSpan(NamedTuple):
     end: int
 
 
+PREFIX = "dsa."
+"""Of the names of a step's spans; spans of calls have the calls' names."""
 STEP_SPAN = "dsa.step"
 FINDING_EVENT = "dsa.finding"
 """Name of the event, and of its attribute that holds the kind."""

@@ -29,6 +29,7 @@ class StepInputs:
         exact_seq_lens: seq_lens as the CPU knows them, where it does.
         exact_query_start: query_start as the CPU knows it. On a GPU always: nobody reads it from
             there.
+        request_ids: the engine's, by request, for traces and findings; None: not told.
     """
 
     query_start: torch.Tensor
@@ -40,6 +41,7 @@ class StepInputs:
     max_length: int
     exact_seq_lens: Sequence[int] | None = None
     exact_query_start: Sequence[int] | None = None
+    request_ids: Sequence[str] | None = None
 
     @property
     def requests(self) -> int:

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,6 +15,7 @@ from indexer_client.errors import ServiceUnavailable
 from indexer_client.inputs import Fallback, StepInputs
 from indexer_client.settings import ClientSettings
 from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
+from indexer_client.statistics import Statistics
 from indexer_client.step import Begun, Step
 from indexer_client.worker_session import WorkerSession
 from ipc_handoff.banks import BankPool, HostBank
@@ -21,8 +23,8 @@ from ipc_handoff.layout import STAMPED_STEPS, HandoffGeometry
 from ipc_handoff.regions import SharedTensor
 from ipc_handoff.stages import WORKER_STAGES
 from ipc_handoff.stamps import StampRing
-from ipc_handoff.tracing import Tracing
-from ipc_handoff.tracing import start as start_tracing
+from ipc_handoff.telemetry.tracing import Tracing
+from ipc_handoff.telemetry.tracing import start as start_tracing
 
 
 class Session(WorkerSession):
@@ -62,15 +64,21 @@ class Session(WorkerSession):
             configuration_hash=configuration.hash if configuration is not None else "",
             tracing=tracing or start_tracing(settings.tracing),
         )
+        self._stamps = StampRing.private(STAMPED_STEPS, len(geometry.layers), len(WORKER_STAGES))
         super().__init__(
             request,
             BankPool(partial(HostBank, geometry), settings.banks),
+            self._stamps,
             refusal_of_host_memory(settings.placement),
         )
         self._fallback = fallback
         self._private = torch.empty(geometry.max_rows, geometry.top_k, dtype=torch.int32)
-        self._stamps = StampRing.private(STAMPED_STEPS, len(geometry.layers), len(WORKER_STAGES))
         self._step_is_open = False
+
+    @property
+    def statistics(self) -> Statistics:
+        found = super().statistics
+        return replace(found, lost_stamps=found.lost_stamps + self._stamps.lost)
 
     def step(self, inputs: StepInputs, layers: Sequence[int] | None = None) -> Step:
         """The next step; a context manager, and one is open at a time.
@@ -94,14 +102,15 @@ class Session(WorkerSession):
             stamps=self._stamps,
             statistics=self._statistics,
             wait_bound=self.settings.wait_bound_seconds,
-            begin=partial(self._begin_step, inputs.rows),
+            traces=self._traces,
+            begin=partial(self._begin_step, inputs),
             on_end=self._end_step,
         )
 
-    def _begin_step(self, rows: int) -> Begun:
+    def _begin_step(self, inputs: StepInputs) -> Begun:
         self._check_process()
         self._check_no_step()
-        begun = self._next_step(rows)
+        begun = self._next_step(inputs)
         self._step_is_open = True
         return begun
 

@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ipc_handoff.addresses import default_address
-from ipc_handoff.tracing import TraceSettings
+from ipc_handoff.telemetry.settings import TraceSettings
 
 _EXPORT_SECONDS = 0.2
 
@@ -57,7 +57,12 @@ class ClientSettings(BaseSettings):
     )
     trace_file: Path | None = Field(default=None, description="append spans as JSON lines")
     trace_console: bool = Field(default=False, description="print spans")
-    trace_ratio: float = Field(default=1.0, ge=0, le=1, description="share of steps traced")
+    trace_ratio: float = Field(
+        default=1.0, ge=0, le=1, description="share of steps whose traces are kept in any case"
+    )
+    trace_slow_seconds: float | None = Field(
+        default=None, gt=0, description="traces of steps that take longer are kept too"
+    )
 
     @property
     def tracing(self) -> TraceSettings:
@@ -66,5 +71,6 @@ class ClientSettings(BaseSettings):
             self.trace_file,
             self.trace_console,
             self.trace_ratio,
+            self.trace_slow_seconds,
             _EXPORT_SECONDS,
         )

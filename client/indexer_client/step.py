@@ -17,14 +17,16 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.attachment import Attachment
 from indexer_client.errors import IndexerError
 from indexer_client.inputs import Fallback, StepInputs
+from indexer_client.remote_traces import lost_service_stages
 from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
 from indexer_client.statistics import Statistics
-from indexer_client.telemetry import end_step, lost_service_stages
 from indexer_client.waiting import WaitEnd, wait_for_answer
+from indexer_client.worker_traces import EndedStep, WorkerTraces
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.stages import WorkerStage
 from ipc_handoff.stamps import StampRing
-from ipc_handoff.tracing import StepTrace
+from ipc_handoff.telemetry.attributes import Attributes
+from ipc_handoff.telemetry.step_trace import StepTrace
 
 
 class Source(Enum):
@@ -67,6 +69,7 @@ class Step:
         stamps: StampRing,
         statistics: Statistics,
         wait_bound: float,
+        traces: WorkerTraces | None,
         begin: Callable[[], Begun],
         on_end: Callable[[], None],
     ) -> None:
@@ -81,7 +84,9 @@ class Step:
         self._stamps = stamps
         self._statistics = statistics
         self._wait_bound = wait_bound
+        self._traces = traces
         self._trace: StepTrace | None = None
+        self._of_layers: dict[int, Attributes] = {}
         self._begin = begin
         self._on_end = on_end
         # Turns False when this step's remaining layers must be computed inline.
@@ -122,27 +127,28 @@ class Step:
         try:
             self._on_end()
         finally:
-            if self._trace is not None:
-                self._end_trace(self._trace, error)
+            if self._traces is not None and self._trace is not None:
+                self._end_trace(self._traces, self._trace, error)
 
-    def _end_trace(self, trace: StepTrace, error: BaseException | None) -> None:
-        attachment, epoch = self._attachment, 0
+    def _end_trace(
+        self, traces: WorkerTraces, trace: StepTrace, error: BaseException | None
+    ) -> None:
+        attachment = self._attachment
         if attachment is not None:
-            epoch = attachment.epoch
             if self._lost:
                 # The service will not export this step any more: its stages are read from the
                 # shared block, which outlives it.
                 trace.event("detached", {"dsa.reason": attachment.detached_because})
+                trace.keep()
                 times = attachment.bank.control.service_stamps.read(self.number)
                 if times is None:
                     self._statistics.lost_stamps += 1
                 else:
-                    lost_service_stages(trace, self._geometry, self.number, epoch, times)
+                    lost_service_stages(trace, self._geometry, self.number, attachment.epoch, times)
             else:
                 attachment.remote_traces.add(self.number, trace)
-        stamps = self._stamps.read(self.number)
-        self._statistics.lost_stamps += stamps is None
-        end_step(trace, self._geometry, self.number, epoch, stamps, error)
+        trace.end(error)
+        traces.end(EndedStep(self.number, trace, attachment, self._of_layers))
 
     def _plan(self, attachment: Attachment) -> pb.StepPlan:
         plan = self.inputs.plan(self.number, attachment.epoch, self._pending)
@@ -213,7 +219,10 @@ class Step:
             out.copy_(self._private)
             self._statistics.inline_layers += 1
         self._stamp(self._ordinals[layer], WorkerStage.HANDED_BACK)
-        return Source.SERVICE if answered else Source.INLINE
+        source = Source.SERVICE if answered else Source.INLINE
+        if self._trace is not None:
+            self._of_layers[layer] = {"dsa.source": source.value}
+        return source
 
     @property
     def trace_id(self) -> str:

@@ -10,10 +10,13 @@ from typing import Self
 from indexer_client.attachment import Attachment, AttachRequest
 from indexer_client.caretaker import Caretaker
 from indexer_client.errors import IndexerError, ServiceUnavailable
+from indexer_client.inputs import StepInputs
 from indexer_client.reports import ReportReader
 from indexer_client.statistics import Statistics
 from indexer_client.step import Begun
+from indexer_client.worker_traces import StampReader, WorkerTraces
 from ipc_handoff.banks import BankPool
+from ipc_handoff.findings import Finding
 
 
 class WorkerSession:
@@ -23,6 +26,7 @@ class WorkerSession:
     Args:
         request: how to attach. Its tracing is closed with the session.
         pool: where banks come from.
+        stamps: of this side's stages, for traces; None: nothing is stamped.
         refusal: why no service is ever looked for; None: one is.
         prepare_thread: called first in every thread that attaches.
     """
@@ -31,12 +35,16 @@ class WorkerSession:
         self,
         request: AttachRequest,
         pool: BankPool,
+        stamps: StampReader | None,
         refusal: IndexerError | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = request.settings
         self.geometry = request.geometry
         self._tracing = request.tracing
+        self._traces: WorkerTraces | None = None
+        if request.tracing is not None:
+            self._traces = WorkerTraces(request.tracing, request.geometry, stamps)
         self._caretaker = Caretaker(request, pool, prepare_thread)
         self._refusal = refusal
         self._attachment: Attachment | None = None
@@ -56,6 +64,9 @@ class WorkerSession:
         self._check_process()
         self._caretaker.close(self._attachment)
         self._attachment = None
+        if self._traces is not None:
+            # What a service said at its end was still to come; its words are still mapped.
+            self._traces.close()
         if self._tracing is not None:
             self._tracing.close()
 
@@ -107,13 +118,18 @@ class WorkerSession:
                 f"{self.settings.address}: no answer within {seconds} s"
             )
 
-    def _next_step(self, rows: int) -> Begun:
+    def found(self, finding: Finding) -> None:
+        """A detector's finding in one of this session's steps; from any thread."""
+        if self._traces is not None:
+            self._traces.found(finding)
+
+    def _next_step(self, inputs: StepInputs) -> Begun:
         """Number the next step, at its boundary, and give it what it has of its own."""
         self._attachment = self._caretaker.exchange(self._attachment)
         self._steps += 1
         trace = None
-        if self._tracing is not None:
-            trace = self._tracing.begin_step({"dsa.step": self._steps, "dsa.rows": rows})
+        if self._traces is not None:
+            trace = self._traces.begin(self._steps, inputs)
         return Begun(self._steps, self._attachment, trace)
 
     def _read_reports(self) -> None:

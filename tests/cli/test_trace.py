@@ -14,7 +14,7 @@ from dsa_indexer_cli.trace.spans import read_trace_file
 from dsa_indexer_cli.trace.timeline import State, timelines
 from indexer_service.telemetry import StepTelemetry
 from ipc_handoff.stages import SERVICE_SPANS, WORKER_SPANS
-from ipc_handoff.tracing import TraceSettings, start
+from ipc_handoff.telemetry.tracing import TraceSettings, start
 from tests.cli.lines import one_line
 from tests.support.plants import pair
 from tests.support.trace_lines import BEGAN, LAYERS, TICK, TIMES, finding, span, step_lines, write

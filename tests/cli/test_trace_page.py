@@ -93,7 +93,8 @@ const at = { clientX: box.left + box.width / 8, clientY: box.top };
 svg.dispatchEvent(new WheelEvent("wheel", { deltaY: -1, ...at }));
 const zoomed = width();
 svg.dispatchEvent(new MouseEvent("dblclick"));
-console.log(details.textContent.split("\\n")[0], (zoomed / before).toFixed(3), (width() / before).toFixed(3));
+const said = details.textContent.split("\\n")[0];
+console.log(said, (zoomed / before).toFixed(3), (width() / before).toFixed(3));
 </script>
 """
 

@@ -33,9 +33,9 @@ def _is_incomplete(span: Span) -> bool:
     return bool(span.attributes.get("dsa.incomplete"))
 
 
-def _exported(session: Session) -> int:
+def _is_exported(session: Session, step: int) -> bool:
     assert session._attachment is not None
-    return session._attachment.bells.exported()
+    return session._attachment.bells.is_exported(step)
 
 
 def _waits_at_gate(session: Session, step: int, ordinal: int) -> bool:
@@ -61,7 +61,7 @@ def test_the_worker_tells_of_a_service_that_died_in_the_step(
             with session.step(case.inputs, case.layers) as step:
                 for layer, query in case.queries.items():
                     if number == 3 and layer == 2:
-                        assert eventually(lambda: _exported(session) == 3)
+                        assert eventually(lambda: _is_exported(session, 3))
                         assert eventually(lambda: _waits_at_gate(session, step.number, 1))
                         if stage == "behind its request":
                             service.freeze()

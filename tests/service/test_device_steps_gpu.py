@@ -12,6 +12,7 @@ import torch
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.engine import EngineSettings
 from indexer_service.engines.triton import TritonEngine
+from indexer_service.events import StepObserver
 from indexer_service.kernels.compilation import count_compilations
 from ipc_handoff.device_layout import StagingWord
 from ipc_handoff.stamps import StepTimes
@@ -292,7 +293,7 @@ def test_graphs_read_the_k_caches_that_are_registered_now(bench: GpuBench) -> No
     answered(bench, decode(bench, 4))
 
 
-class Observer:
+class Observer(StepObserver):
     """Keeps what it is told."""
 
     def __init__(self) -> None:

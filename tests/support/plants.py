@@ -13,6 +13,7 @@ from indexer_client import ClientSettings, Session, Source
 from indexer_client.step import Step
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
+from indexer_service.events import StepObserver
 from indexer_service.settings import Settings
 from tests.service.support import LocalService
 from tests.service.support import running as service_running
@@ -62,8 +63,8 @@ class HeldEngine(CpuEngine):
             self.ended += held
 
 
-class Reports:
-    """A `StepObserver` that keeps what it is told."""
+class Reports(StepObserver):
+    """Keeps what it is told."""
 
     def __init__(self) -> None:
         self.found: list[pb.StepReport] = []
