@@ -25,6 +25,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.attachment import AttachRequest, worker_identity
 from indexer_client.control_plane import check_tls
 from indexer_client.errors import AttachRefused
+from indexer_client.metrics import start_metrics
 from indexer_client.settings import ClientSettings
 from indexer_service.kernels import k_cache
 from indexer_service.kernels.configuration import TRITON, configuration
@@ -37,6 +38,7 @@ from ipc_handoff.errors import RegionError
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import SharedTensor
+from ipc_handoff.telemetry.metrics import Metrics
 from ipc_handoff.telemetry.tracing import Tracing
 from ipc_handoff.telemetry.tracing import start as start_tracing
 
@@ -82,6 +84,7 @@ class DeviceIndexer(DeviceSteps):
         model: str = "target",
         workspace: int | None = None,
         tracing: Tracing | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """
         Args:
@@ -92,7 +95,8 @@ class DeviceIndexer(DeviceSteps):
             service_device: ordinal of the service's GPU in this process, if it is another one.
             engine_name, model: for people and for telling a worker's models apart.
             workspace: bytes for the inline kernels' temporaries (default: 256 MiB).
-            tracing: where spans go; by default what the settings say. Closed with the session.
+            tracing, metrics: where spans and metrics go; by default what the settings say.
+                Closed with the session.
 
         Raises:
             ValueError: a K cache is missing or wrong, or the worker is not on a GPU.
@@ -135,6 +139,7 @@ class DeviceIndexer(DeviceSteps):
             InlineKernels(geometry, k_caches, device, workspace=workspace),
             handoff,
             device=device,
+            metrics=metrics or start_metrics(settings),
             refusal=refusal or (_ASKED_FOR if handoff is None else None),
             prepare_thread=leave_captures_alone,
         )

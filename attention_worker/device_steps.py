@@ -20,6 +20,8 @@ from indexer_client.step import Begun
 from indexer_client.worker_session import WorkerSession
 from ipc_handoff.banks import BankPool
 from ipc_handoff.stamps import StepTimes
+from ipc_handoff.telemetry.log_ids import log_lines_of
+from ipc_handoff.telemetry.metrics import Metrics
 
 
 class DeviceSteps(WorkerSession):
@@ -31,6 +33,7 @@ class DeviceSteps(WorkerSession):
         inline: computes what the service does not answer.
         handoff: the way to the service; None: there will never be one.
         device: of the worker.
+        metrics: as for `WorkerSession`.
     """
 
     def __init__(
@@ -41,17 +44,20 @@ class DeviceSteps(WorkerSession):
         handoff: DeviceHandoff | None,
         *,
         device: torch.device,
+        metrics: Metrics | None = None,
         refusal: IndexerError | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
         stamps = HostStamps(handoff.counts) if handoff is not None else None
-        super().__init__(request, pool, stamps, refusal, prepare_thread)
+        super().__init__(request, pool, stamps, metrics, refusal, prepare_thread)
         self._inline = inline
         self._handoff = handoff
         self._device = device
         self._ordinals = {layer: i for i, layer in enumerate(self.geometry.layers)}
         self._shape: StepShape | None = None
-        self._device_traces = DeviceTraces(self._traces) if self._traces is not None else None
+        self._device_traces: DeviceTraces | None = None
+        if self._traces is not None or self._metrics is not None:
+            self._device_traces = DeviceTraces(self._traces, self._metrics, stamps)
 
     def start(self) -> None:
         """Begin to look for a service. Once in a session's life; entering does it too."""
@@ -258,9 +264,10 @@ class DeviceSteps(WorkerSession):
         plan = inputs.plan(begun.number, attachment.epoch, self.geometry.layers)
         if begun.trace is not None:
             plan.trace.CopyFrom(begun.trace.context)
-        try:
-            attachment.plans.post(plan)
-        except IndexerError as error:
-            attachment.detach(f"plan: {error}")
-            return False
+        with log_lines_of(plan.trace):
+            try:
+                attachment.plans.post(plan)
+            except IndexerError as error:
+                attachment.detach(f"plan: {error}")
+                return False
         return True

@@ -12,15 +12,17 @@ from attention_worker.captures import leave_captures_alone
 from attention_worker.device_counts import DeviceCounts
 from attention_worker.device_stamps import on_the_hosts_clock
 from attention_worker.streams import new_event
+from indexer_client.metrics import WorkerMetrics
 from indexer_client.step import Begun
 from indexer_client.worker_traces import EndedStep, WorkerTraces
 from ipc_handoff.kernels.clock import ClockOffset
 from ipc_handoff.stamps import StepTimes
-from ipc_handoff.telemetry.step_trace import StepTrace
 
 logger = logging.getLogger(__name__)
 
 _QUEUED = 256
+_TIMED_STEPS = 16
+"""One step of so many is timed for metrics: a look at the device's stamps costs a copy."""
 _CLOCK_SECONDS = 1.0
 """The two clocks run apart: they are looked at anew so often."""
 
@@ -44,50 +46,59 @@ class HostStamps:
 class _Enqueued:
     """done: recorded behind the step's last kernel; None: nobody waits for an inline step."""
 
-    step: EndedStep
+    begun: Begun
     done: torch.cuda.Event | None
 
 
 class DeviceTraces:
     """A step's kernels run long after the host has enqueued them: another thread waits for them.
 
-    The thread begins with the first step. Steps that come faster than they are
-    looked at are left out, and counted.
+    The thread begins with the first step. Steps that come faster than they are looked at are left
+    out, and counted.
+
+    Args:
+        traces, metrics: what is told of steps; None: not wanted.
+        stamps: of the worker; None: nothing is stamped.
     """
 
-    def __init__(self, traces: WorkerTraces) -> None:
+    def __init__(
+        self,
+        traces: WorkerTraces | None,
+        metrics: WorkerMetrics | None,
+        stamps: HostStamps | None,
+    ) -> None:
         self._traces = traces
-        self._open: tuple[Begun, StepTrace] | None = None
+        self._metrics = metrics
+        self._stamps = stamps
+        self._open: Begun | None = None
         self._enqueued: queue.Queue[_Enqueued | None] = queue.Queue(_QUEUED)
         self._thread: threading.Thread | None = None
         self.lost = 0
 
     def begin_step(self, begun: Begun) -> None:
         """A step of which the forward comes now."""
-        self._open = None if begun.trace is None else (begun, begun.trace)
+        self._open = begun if begun.trace is not None or self._is_timed(begun) else None
 
     def end_step(self) -> None:
         """The forward of the step that was begun is enqueued; never waits."""
-        opened, self._open = self._open, None
-        if opened is None:
+        begun, self._open = self._open, None
+        if begun is None:
             return
-        begun, trace = opened
-        attachment, done = begun.attachment, None
+        attachment, trace, done = begun.attachment, begun.trace, None
         if attachment is not None:
-            if attachment.detached_because:
-                trace.event("detached", {"dsa.reason": attachment.detached_because})
-                trace.keep()
-            # If the service dies with its part of it, that is exported from the bank.
-            attachment.remote_traces.add(begun.number, trace)
+            if trace is not None:
+                if attachment.detached_because:
+                    trace.event("detached", {"dsa.reason": attachment.detached_because})
+                    trace.keep()
+                # If the service dies with its part of it, that is exported from the bank.
+                attachment.remote_traces.add(begun.number, trace)
             done = new_event()
             done.record()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dsa-traces", daemon=True)
             self._thread.start()
-        # An inline step publishes nothing, and its kernels stamp nothing.
-        step = EndedStep(begun.number, trace, attachment, is_stamped=done is not None)
         try:
-            self._enqueued.put_nowait(_Enqueued(step, done))
+            self._enqueued.put_nowait(_Enqueued(begun, done))
         except queue.Full:
             self.lost += 1
 
@@ -99,14 +110,29 @@ class DeviceTraces:
             self._thread.join()
             self._thread = None
 
+    def _is_timed(self, begun: Begun) -> bool:
+        """Its stages go into the metrics."""
+        has_stamps = self._stamps is not None and begun.attachment is not None
+        return has_stamps and self._metrics is not None and begun.number % _TIMED_STEPS == 0
+
     def _run(self) -> None:
         leave_captures_alone()
         while (enqueued := self._enqueued.get()) is not None:
             try:
                 if enqueued.done is not None:
                     enqueued.done.synchronize()
-                enqueued.step.trace.end()
-                self._traces.end(enqueued.step)
+                self._look_at(enqueued.begun)
             except Exception:
                 # Without this thread nothing is traced any more, and nobody would know why.
-                logger.exception("step %d: not traced", enqueued.step.number)
+                logger.exception("step %d: not traced", enqueued.begun.number)
+
+    def _look_at(self, begun: Begun) -> None:
+        number, attachment, trace = begun
+        if trace is not None and self._traces is not None:
+            trace.end()
+            # An inline step publishes nothing, and its kernels stamp nothing.
+            is_stamped = attachment is not None
+            self._traces.end(EndedStep(number, trace, attachment, is_stamped=is_stamped))
+        if self._metrics is not None and self._stamps is not None and self._is_timed(begun):
+            context = None if trace is None else trace.context
+            self._metrics.step_ended(number, self._stamps.read(number), context)

@@ -321,8 +321,7 @@ class StepRunner:
             self.lost_reports += 1
 
     def _tell_observer(self, step: RunningStep) -> None:
-        # After detachment the worker exports this step's stages itself, as incomplete.
-        if self._observer is None or self._bells.is_detached():
+        if self._observer is None:
             return
         times = None
         # The number of a plan that was refused may be another step's.

@@ -12,6 +12,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.agreement import Agreement, agree
 from indexer_service.devices import ServiceDevice
 from indexer_service.errors import (
+    ServiceError,
     exhausted,
     not_found,
     precondition,
@@ -41,6 +42,7 @@ class SessionTable:
 
     Attributes:
         refusal: makes the error that OpenSession gets; None while sessions are accepted.
+        stale_epochs: calls that were refused for their epoch.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class SessionTable:
         # Unique over restarts (no service opens a million sessions a millisecond), and ascending
         # unless the host's clock went back.
         self._next_epoch = (time.time_ns() // 1_000_000) << _EPOCH_BITS_BELOW_MILLISECONDS
+        self.stale_epochs = 0
         self._reaper = asyncio.create_task(self._look_after_sessions())
         self.refusal: Ending | None = partial(
             unavailable, "service", "is warming up", "wait until its health is SERVING"
@@ -113,7 +116,7 @@ class SessionTable:
         self._open[session.id] = session
         if predecessor is not None:
             ending = partial(
-                precondition,
+                self._stale,
                 "epoch",
                 f"{predecessor.epoch} is stale, the worker's newer session has {session.epoch}",
                 "use the newer session",
@@ -141,7 +144,7 @@ class SessionTable:
             self._lease_ran_out(session)
             raise session.ended.result()()
         if epoch != session.epoch:
-            raise precondition(
+            raise self._stale(
                 field, f"{epoch}, the session's is {session.epoch}", "the epoch of OpenSession"
             )
         session.renew()
@@ -191,6 +194,10 @@ class SessionTable:
     def _check_accepting(self) -> None:
         if self.refusal is not None:
             raise self.refusal()
+
+    def _stale(self, field: str, problem: str, fix: str) -> ServiceError:
+        self.stale_epochs += 1
+        return precondition(field, problem, fix)
 
     def _take_epoch(self) -> int:
         self._next_epoch += 1

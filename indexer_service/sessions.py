@@ -84,6 +84,11 @@ class Session:
         """Seconds; 0 once it ran out."""
         return max(0.0, self._deadline - time.monotonic())
 
+    @property
+    def queued_steps(self) -> int:
+        """Submitted plans that were not taken yet."""
+        return self._steps.counts.queued
+
     async def register(self, regions: Sequence[pb.Region]) -> None:
         """Map and check all of `regions`, or none; with the last of the bank, steps can run.
 

@@ -78,6 +78,10 @@ class Settings(BaseSettings):
     trace_slow_seconds: float | None = Field(
         None, gt=0, description="traces of steps that take longer are kept whatever the ratio"
     )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="where Prometheus reads metrics as text; 0: any free port"
+    )
+    metrics_host: str = Field("127.0.0.1", description="address that metrics_port is opened on")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="least serious message to log"
     )

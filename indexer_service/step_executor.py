@@ -21,6 +21,7 @@ from indexer_service.step_inputs import copy_inputs, k_caches_of, report_faults
 from ipc_handoff.banks import StagingSlot
 from ipc_handoff.stages import ServiceStage
 from ipc_handoff.stamps import StampRing, StepTimes
+from ipc_handoff.telemetry.log_ids import log_lines_of
 from ipc_handoff.words import fence
 
 
@@ -38,7 +39,8 @@ class _HostStep:
         return True
 
     def finish(self) -> None:
-        self._answer(self._plan, self._report)
+        with log_lines_of(self._plan.trace):
+            self._answer(self._plan, self._report)
 
     def times(self) -> StepTimes | None:
         return self._stamps.read(self._plan.step)

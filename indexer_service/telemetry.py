@@ -40,6 +40,15 @@ class StepTelemetry(StepObserver):
         self._terms: dict[int, Attributes] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="exported", daemon=True)
+        # Of attachments that have ended.
+        self._kept = self._dropped = 0
+
+    def decisions(self) -> tuple[int, int]:
+        """Steps whose spans were made, and steps of which none were, so far."""
+        with self._lock:
+            held = list(self._held.values())
+            kept = self._kept + sum(each.kept for each in held)
+            return kept, self._dropped + sum(each.dropped for each in held)
 
     def attached(self, attachment: Attachment) -> None:
         with self._lock:
@@ -66,10 +75,12 @@ class StepTelemetry(StepObserver):
         layers: Sequence[int],
     ) -> None:
         with self._lock:
-            if (held := self._held.get(plan.epoch)) is None:
+            if (held := self._held.get(report.epoch)) is None:
                 return
-            if not plan.trace.trace_id or report.status == pb.STEP_STATUS_REJECTED:
-                # The number of a plan that was refused may be another step's.
+            is_rejected = report.status == pb.STEP_STATUS_REJECTED
+            # The number of a plan that was refused may be another step's. After detachment the
+            # worker exports this step's stages itself, as incomplete.
+            if not plan.trace.trace_id or is_rejected or held.bells.is_detached():
                 held.forget(plan.step)
                 return
             step = TracedStep(
@@ -83,12 +94,14 @@ class StepTelemetry(StepObserver):
             self._terms.pop(epoch, None)
             if held is not None:
                 held.end()
+                self._kept += held.kept
+                self._dropped += held.dropped
 
     def _attributes(
         self, plan: pb.StepPlan, report: pb.StepReport, times: Times | None
     ) -> dict[str, Value]:
         attributes: dict[str, Value] = {
-            **self._terms[plan.epoch],
+            **self._terms[report.epoch],
             "dsa.step": plan.step,
             "dsa.rows": plan.rows,
             "dsa.requests": plan.requests,

@@ -13,6 +13,7 @@ from indexer_client.attachment import AttachRequest, worker_identity
 from indexer_client.control_plane import check_tls
 from indexer_client.errors import ServiceUnavailable
 from indexer_client.inputs import Fallback, StepInputs
+from indexer_client.metrics import start_metrics
 from indexer_client.settings import ClientSettings
 from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
 from indexer_client.statistics import Statistics
@@ -23,6 +24,7 @@ from ipc_handoff.layout import STAMPED_STEPS, HandoffGeometry
 from ipc_handoff.regions import SharedTensor
 from ipc_handoff.stages import WORKER_STAGES
 from ipc_handoff.stamps import StampRing
+from ipc_handoff.telemetry.metrics import Metrics
 from ipc_handoff.telemetry.tracing import Tracing
 from ipc_handoff.telemetry.tracing import start as start_tracing
 
@@ -36,7 +38,8 @@ class Session(WorkerSession):
         fallback: computes a layer inline.
         settings: address, bounds; from `DSA_INDEXER_*` by default.
         engine_name, model: for people and for telling a worker's models apart.
-        tracing: where spans go; by default what the settings say. Closed with the session.
+        tracing, metrics: where spans and metrics go; by default what the settings say. Closed
+            with the session.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Session(WorkerSession):
         engine_name: str = "",
         model: str = "target",
         tracing: Tracing | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         settings = settings or ClientSettings()
         check_tls(settings)
@@ -69,11 +73,13 @@ class Session(WorkerSession):
             request,
             BankPool(partial(HostBank, geometry), settings.banks),
             self._stamps,
+            metrics or start_metrics(settings),
             refusal_of_host_memory(settings.placement),
         )
         self._fallback = fallback
         self._private = torch.empty(geometry.max_rows, geometry.top_k, dtype=torch.int32)
         self._step_is_open = False
+        self._context: pb.TraceContext | None = None
 
     @property
     def statistics(self) -> Statistics:
@@ -112,11 +118,14 @@ class Session(WorkerSession):
         self._check_no_step()
         begun = self._next_step(inputs)
         self._step_is_open = True
+        self._context = None if begun.trace is None else begun.trace.context
         return begun
 
     def _end_step(self) -> None:
         self._step_is_open = False
         self._read_reports()
+        if self._metrics is not None:
+            self._metrics.step_ended(self._steps, self._stamps.read(self._steps), self._context)
 
     def select_once(
         self,

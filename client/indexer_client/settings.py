@@ -6,8 +6,9 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ipc_handoff.addresses import default_address
-from ipc_handoff.telemetry.settings import TraceSettings
+from ipc_handoff.telemetry.settings import MetricSettings, TraceSettings
 
+_TELEMETRY_NAME = "dsa-indexer-worker"
 _EXPORT_SECONDS = 0.2
 
 
@@ -64,10 +65,21 @@ class ClientSettings(BaseSettings):
         default=None, gt=0, description="traces of steps that take longer are kept too"
     )
 
+    worker_metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="where Prometheus reads the worker's metrics"
+    )
+    metrics_host: str = Field(
+        default="127.0.0.1", description="address that worker_metrics_port is opened on"
+    )
+
+    @property
+    def metrics(self) -> MetricSettings:
+        return MetricSettings(_TELEMETRY_NAME, self.worker_metrics_port, self.metrics_host)
+
     @property
     def tracing(self) -> TraceSettings:
         return TraceSettings(
-            "dsa-indexer-worker",
+            _TELEMETRY_NAME,
             self.trace_file,
             self.trace_console,
             self.trace_ratio,

@@ -6,7 +6,7 @@ fallback filled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -26,6 +26,7 @@ from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.stages import WorkerStage
 from ipc_handoff.stamps import StampRing
 from ipc_handoff.telemetry.attributes import Attributes
+from ipc_handoff.telemetry.log_ids import log_lines_of
 from ipc_handoff.telemetry.step_trace import StepTrace
 
 
@@ -86,6 +87,7 @@ class Step:
         self._wait_bound = wait_bound
         self._traces = traces
         self._trace: StepTrace | None = None
+        self._log_lines = ExitStack()
         self._of_layers: dict[int, Attributes] = {}
         self._begin = begin
         self._on_end = on_end
@@ -96,6 +98,8 @@ class Step:
 
     def __enter__(self) -> Self:
         self.number, self._attachment, self._trace = self._begin()
+        if self._trace is not None:
+            self._log_lines.enter_context(log_lines_of(self._trace.context))
         try:
             self._post()
         except BaseException as error:
@@ -127,6 +131,7 @@ class Step:
         try:
             self._on_end()
         finally:
+            self._log_lines.close()
             if self._traces is not None and self._trace is not None:
                 self._end_trace(self._traces, self._trace, error)
 

@@ -11,12 +11,14 @@ from indexer_client.attachment import Attachment, AttachRequest
 from indexer_client.caretaker import Caretaker
 from indexer_client.errors import IndexerError, ServiceUnavailable
 from indexer_client.inputs import StepInputs
+from indexer_client.metrics import WorkerMetrics
 from indexer_client.reports import ReportReader
 from indexer_client.statistics import Statistics
 from indexer_client.step import Begun
 from indexer_client.worker_traces import StampReader, WorkerTraces
 from ipc_handoff.banks import BankPool
 from ipc_handoff.findings import Finding
+from ipc_handoff.telemetry.metrics import Metrics
 
 
 class WorkerSession:
@@ -27,6 +29,7 @@ class WorkerSession:
         request: how to attach. Its tracing is closed with the session.
         pool: where banks come from.
         stamps: of this side's stages, for traces; None: nothing is stamped.
+        metrics: where metrics go; None: nowhere. Closed with the session.
         refusal: why no service is ever looked for; None: one is.
         prepare_thread: called first in every thread that attaches.
     """
@@ -36,6 +39,7 @@ class WorkerSession:
         request: AttachRequest,
         pool: BankPool,
         stamps: StampReader | None,
+        metrics: Metrics | None,
         refusal: IndexerError | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
@@ -45,6 +49,9 @@ class WorkerSession:
         self._traces: WorkerTraces | None = None
         if request.tracing is not None:
             self._traces = WorkerTraces(request.tracing, request.geometry, stamps)
+        self._metrics: WorkerMetrics | None = None
+        if metrics is not None:
+            self._metrics = WorkerMetrics(metrics, self._count, self._traces)
         self._caretaker = Caretaker(request, pool, prepare_thread)
         self._refusal = refusal
         self._attachment: Attachment | None = None
@@ -69,6 +76,8 @@ class WorkerSession:
             self._traces.close()
         if self._tracing is not None:
             self._tracing.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -88,6 +97,9 @@ class WorkerSession:
         self._statistics.detachments = self._caretaker.detachments
         lost = self._statistics.lost_stamps + self._caretaker.lost_stamps
         return replace(self._statistics, lost_stamps=lost)
+
+    def _count(self) -> Statistics:
+        return self.statistics
 
     @property
     def epoch(self) -> int | None:
@@ -120,6 +132,8 @@ class WorkerSession:
 
     def found(self, finding: Finding) -> None:
         """A detector's finding in one of this session's steps; from any thread."""
+        if self._metrics is not None:
+            self._metrics.found(finding)
         if self._traces is not None:
             self._traces.found(finding)
 

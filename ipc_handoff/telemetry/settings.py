@@ -20,3 +20,16 @@ class TraceSettings:
     ratio: float = 1.0
     slow_seconds: float | None = None
     export_seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class MetricSettings:
+    """Where metrics go.
+
+    Attributes:
+        port: where Prometheus reads them, on `host`; 0: any free one; None: nowhere.
+    """
+
+    service_name: str
+    port: int | None = None
+    host: str = "127.0.0.1"

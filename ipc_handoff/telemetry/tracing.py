@@ -144,7 +144,7 @@ class Tracing:
         Returns:
             findings that name no stage that has begun.
         """
-        parent, left = _parent(context), list(findings)
+        parent, left = parent_of(context), list(findings)
         offset = wall_offset() if offset is None else offset
         for layer, stamps in zip(layers, times, strict=True):
             for stage in spans:
@@ -177,7 +177,7 @@ class Tracing:
             return
         now = wall_offset() + time.monotonic_ns()
         span = self._tracer.start_span(
-            FINDING_EVENT, _parent(context), attributes=attributes, start_time=now
+            FINDING_EVENT, parent_of(context), attributes=attributes, start_time=now
         )
         for finding in findings:
             span.add_event(FINDING_EVENT, finding_attributes(finding), now)
@@ -230,8 +230,8 @@ class Tracing:
         self._provider.shutdown()
 
 
-def _parent(context: pb.TraceContext) -> otel_context.Context:
-    """Of spans below the step's."""
+def parent_of(context: pb.TraceContext) -> otel_context.Context:
+    """The context in which a step's span is the current one."""
     step = SpanContext(
         int.from_bytes(context.trace_id, "big"),
         int.from_bytes(context.span_id, "big"),

@@ -125,16 +125,22 @@ def pair(
     client: dict[str, Any] | None = None,
     observer: Any = None,
     tracing: Any = None,
+    metrics: Any = None,
+    step_metrics: Any = None,
     **settings: Any,
 ) -> Iterator[Pair]:
-    """An attached pair; `settings` are the service's, `client` the session's."""
+    """An attached pair; `settings` are the service's, `client` the session's; `step_metrics` and
+    `metrics` in this order too.
+    """
     engine, reports = HeldEngine(), Reports()
     wanted = Settings(
         address=f"unix:{folder / 'd' / 'i.sock'}", **{"gate_bound_seconds": 1.0, **settings}
     )
     steps = RandomSteps(shape or Shape(), seed)
     asked = {"wait_bound_seconds": 2.0, "rpc_timeout_seconds": 3.0, "reattach_seconds": 0.2}
-    with service_running(wanted, engine=engine, observer=observer or reports) as service:
+    with service_running(
+        wanted, engine=engine, observer=observer or reports, metrics=step_metrics
+    ) as service:
         of_client = ClientSettings(address=service.address, **{**asked, **(client or {})})
         with Session(
             steps.geometry,
@@ -142,6 +148,7 @@ def pair(
             steps.fallback,
             settings=of_client,
             tracing=tracing,
+            metrics=metrics,
         ) as session:
             session.wait_attached(SOON)
             made = Pair(service, session, steps)
