@@ -16,6 +16,7 @@ NEGATIVE_LENGTH = "negative_length"
 LENGTH_OUT_OF_BOUNDS = "length_out_of_bounds"
 PAGE_OUT_OF_BOUNDS = "page_out_of_bounds"
 TORN_INPUT = "torn_input"
+QUERY_OFFSETS = "query_offsets"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class RowFault:
     Attributes:
         request: its place in the batch.
         reason: one of the constants above.
-        expected: torn_input: the exact value; otherwise the bound that was broken.
+        expected: torn_input, query_offsets: the right value; otherwise the bound that was broken.
         seen: the value found.
     """
 
@@ -47,8 +48,8 @@ def find_faults(
 ) -> list[RowFault]:
     """Requests whose lengths or pages must not be used, at most one fault each, in order.
 
-    In order of what is reported: torn_input (a length differs from its exact value, or query
-    offsets run backwards), negative_length, length_out_of_bounds (beyond the table's row, the
+    In order of what is reported: torn_input (a length differs from its exact value),
+    query_offsets (they run backwards), negative_length, length_out_of_bounds (beyond the table's row, the
     cache or `max_length`), page_out_of_bounds (only pages that the length needs are looked at).
     If another process can write the inputs, copy them and give `select_step` the same copies.
 
@@ -77,7 +78,7 @@ def find_faults(
     zero, bound = torch.zeros_like(lengths), torch.full_like(lengths, limit)
 
     checks = [
-        (offsets[1:] < offsets[:-1], TORN_INPUT, offsets[:-1], offsets[1:]),
+        (offsets[1:] < offsets[:-1], QUERY_OFFSETS, offsets[:-1], offsets[1:]),
         (lengths < 0, NEGATIVE_LENGTH, zero, lengths),
         (lengths > limit, LENGTH_OUT_OF_BOUNDS, bound, lengths),
         (wrong_page.any(1), PAGE_OUT_OF_BOUNDS, torch.full_like(lengths, pages), page_seen),
