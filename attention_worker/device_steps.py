@@ -50,6 +50,7 @@ class DeviceSteps(WorkerSession):
         self._device = device
         self._ordinals = {layer: i for i, layer in enumerate(self.geometry.layers)}
         self._shape: StepShape | None = None
+        self._cancelled_told = 0
         self._traces = StepTraces(self.geometry, handoff.counts if handoff else None)
 
     def start(self) -> None:
@@ -153,7 +154,7 @@ class DeviceSteps(WorkerSession):
         self._traces.end_step()
         self._look_after_attachment()
         before = self._attachment
-        begun = self._next_step(inputs.rows)
+        begun = self._next_step(inputs)
         if self._handoff is not None:
             if begun.attachment is not before:
                 self._handoff.exchanged(before, begun.attachment)
@@ -242,8 +243,19 @@ class DeviceSteps(WorkerSession):
         self._read_reports()
         why = self._handoff.why_over(attachment)
         if why is not None:
+            self._findings.wait_ended(self._steps, attachment.epoch, None, why)
             attachment.detach(why)
+        self._tell_of_cancelled(attachment)
         self._handoff.leave(attachment)
+
+    def _tell_of_cancelled(self, attachment: Attachment) -> None:
+        """Steps that the service gave up since the last look: the device counts them."""
+        assert self._handoff is not None
+        cancelled = self._handoff.counts.cancelled_steps()
+        if cancelled > self._cancelled_told:
+            how = f"the service gave up {cancelled - self._cancelled_told} steps"
+            self._findings.wait_ended(self._steps, attachment.epoch, None, how)
+        self._cancelled_told = cancelled
 
     def _posted(self, attachment: Attachment, begun: Begun, inputs: StepInputs) -> bool:
         """Send the plan; False: the step is inline, and the attachment over."""

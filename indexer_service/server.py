@@ -31,6 +31,8 @@ from indexer_service.settings import Settings
 from indexer_service.status import StatusReporter
 from indexer_service.telemetry import CallTelemetry, StepTelemetry
 from indexer_service.threads import in_thread
+from ipc_handoff.detectors import Detection, detectors
+from ipc_handoff.findings import FindingListener, FindingLog, Findings
 from ipc_handoff.tracing import TraceSettings, Tracing
 from ipc_handoff.tracing import start as start_tracing
 
@@ -56,6 +58,7 @@ class Service:
     Args:
         engine: default: the one that the settings name.
         observer: told of every finished step.
+        findings: told of what the detectors find, besides the log.
         interceptors: stand before the service's own.
 
     Attributes:
@@ -72,6 +75,7 @@ class Service:
         *,
         engine: Engine | None = None,
         observer: StepObserver | None = None,
+        findings: FindingListener | None = None,
         interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
     ) -> None:
         self._settings = settings
@@ -80,6 +84,9 @@ class Service:
         check_gate_bound(self.device, settings.gate_bound_seconds)
         self._engine = _engine(settings, self.device) if engine is None else engine
         self._observer = observer
+        self._finding_log = FindingLog()
+        listeners = Findings(self._finding_log, *([findings] if findings is not None else []))
+        self._detection = Detection(listeners, detectors(settings.detectors))
         self._listener: Listener = create_listener(settings)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = grpc.aio.server(
@@ -109,6 +116,7 @@ class Service:
                 self._engine,
                 RunnerSettings(self._settings.gate_bound_seconds, self._settings.queued_steps),
                 self._observer,
+                self._detection,
                 self._note_device_lost(),
             ),
             self._listener.descriptors,
@@ -153,6 +161,7 @@ class Service:
         # Streams have ended with their sessions; what is left are clients that do not read.
         await self._server.stop(min(grace / 4, 1.0))
         await self._listener.close()
+        self._finding_log.close()
         logger.info("stopped")
 
     def _note_device_lost(self) -> Callable[[], None]:

@@ -13,7 +13,7 @@ from ipc_handoff.device_layout import DeviceLayout
 from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.words import WORD_BYTES
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 MAGIC = 0x5844_4E49_5F41_5344  # "DSA_INDX" as little-endian bytes
 CACHE_LINE = 64
 
@@ -160,7 +160,8 @@ class SlottedLayout:
 class ControlLayout:
     """The control block: header, doorbells, rings, the service's stamps.
 
-    `requests` and `dones` have one word a layer ordinal; each word has its own cache line.
+    `requests` and `dones` have one word a layer ordinal, `staged_*` and `answered_layers` one a
+    slot; each word has its own cache line.
     """
 
     areas: dict[str, Area]
@@ -193,6 +194,9 @@ class ControlLayout:
                 ("drained", CACHE_LINE),
                 ("exported", CACHE_LINE),
                 ("dones", CACHE_LINE * layers),
+                ("staged_inputs", CACHE_LINE * geometry.slots),
+                ("staged_layers", CACHE_LINE * geometry.slots),
+                ("answered_layers", CACHE_LINE * geometry.slots),
                 ("plans_consumed", CACHE_LINE),
                 ("plans", plan * RING_CAPACITY),
                 ("reports_consumed", CACHE_LINE),

@@ -10,10 +10,14 @@ from typing import Self
 from indexer_client.attachment import Attachment, AttachRequest
 from indexer_client.caretaker import Caretaker
 from indexer_client.errors import IndexerError, ServiceUnavailable
+from indexer_client.inputs import StepInputs
 from indexer_client.reports import ReportReader
 from indexer_client.statistics import Statistics
 from indexer_client.step import Begun
+from indexer_client.step_findings import StepFindings
 from ipc_handoff.banks import BankPool
+from ipc_handoff.detectors import Detection, detectors
+from ipc_handoff.findings import FindingListener, FindingLog, Findings
 
 
 class WorkerSession:
@@ -25,6 +29,7 @@ class WorkerSession:
         pool: where banks come from.
         refusal: why no service is ever looked for; None: one is.
         prepare_thread: called first in every thread that attaches.
+        findings: told of what the detectors find, besides the log.
     """
 
     def __init__(
@@ -33,6 +38,7 @@ class WorkerSession:
         pool: BankPool,
         refusal: IndexerError | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
+        findings: FindingListener | None = None,
     ) -> None:
         self.settings = request.settings
         self.geometry = request.geometry
@@ -42,7 +48,11 @@ class WorkerSession:
         self._attachment: Attachment | None = None
         self._steps = 0
         self._statistics = Statistics()
-        self._reports = ReportReader(self._statistics)
+        self._finding_log = FindingLog()
+        listeners = Findings(self._finding_log, *([findings] if findings is not None else []))
+        detection = Detection(listeners, detectors(request.settings.detectors))
+        self._findings = StepFindings(detection, request.geometry.layers)
+        self._reports = ReportReader(self._statistics, self._findings)
         self._owner = os.getpid()
 
     def start(self) -> None:
@@ -56,6 +66,7 @@ class WorkerSession:
         self._check_process()
         self._caretaker.close(self._attachment)
         self._attachment = None
+        self._finding_log.close()
         if self._tracing is not None:
             self._tracing.close()
 
@@ -107,13 +118,14 @@ class WorkerSession:
                 f"{self.settings.address}: no answer within {seconds} s"
             )
 
-    def _next_step(self, rows: int) -> Begun:
+    def _next_step(self, inputs: StepInputs) -> Begun:
         """Number the next step, at its boundary, and give it what it has of its own."""
         self._attachment = self._caretaker.exchange(self._attachment)
         self._steps += 1
+        self._findings.begin(self._steps, inputs)
         trace = None
         if self._tracing is not None:
-            trace = self._tracing.begin_step({"dsa.step": self._steps, "dsa.rows": rows})
+            trace = self._tracing.begin_step({"dsa.step": self._steps, "dsa.rows": inputs.rows})
         return Begun(self._steps, self._attachment, trace)
 
     def _read_reports(self) -> None:

@@ -162,7 +162,9 @@ _CASES: dict[str, Callable[[], None]] = {
     "torn length": partial(_same_faults, _set("seq_lens", 1, 8), "torn_input"),
     "torn length that is negative": partial(_same_faults, _set("seq_lens", 1, -8), "torn_input"),
     "torn decode offset": partial(_same_faults, _set("query_start", 1, 0), "query_offsets"),
-    "torn prefill offset": partial(_same_faults, _set("query_start", 4, 2**31 - 1), "query_offsets"),
+    "torn prefill offset": partial(
+        _same_faults, _set("query_start", 4, 2**31 - 1), "query_offsets"
+    ),
     "torn last offset": partial(_same_faults, _set("query_start", 5, -(2**31)), "query_offsets"),
     "negative length": partial(
         _same_faults, _set("seq_lens", 3, -1), "negative_length", has_exact_lengths=False
