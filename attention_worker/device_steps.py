@@ -19,6 +19,7 @@ from indexer_client.statistics import Statistics
 from indexer_client.step import Begun
 from indexer_client.worker_session import WorkerSession
 from ipc_handoff.banks import BankPool
+from ipc_handoff.findings import FindingListener
 from ipc_handoff.stamps import StepTimes
 
 
@@ -27,7 +28,7 @@ class DeviceSteps(WorkerSession):
     forward and can be captured: a graph stays valid whatever becomes of the service.
 
     Args:
-        request, pool, refusal, prepare_thread: as for `WorkerSession`.
+        request, pool, refusal, prepare_thread, findings: as for `WorkerSession`.
         inline: computes what the service does not answer.
         handoff: the way to the service; None: there will never be one.
         device: of the worker.
@@ -43,8 +44,9 @@ class DeviceSteps(WorkerSession):
         device: torch.device,
         refusal: IndexerError | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
+        findings: FindingListener | None = None,
     ) -> None:
-        super().__init__(request, pool, refusal, prepare_thread)
+        super().__init__(request, pool, refusal, prepare_thread, findings)
         self._inline = inline
         self._handoff = handoff
         self._device = device

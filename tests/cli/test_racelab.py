@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from dsa_indexer_cli import racelab_command
 from dsa_indexer_cli.main import app
 from dsa_indexer_cli.racelab.clean import CLEAN
-from dsa_indexer_cli.racelab.provocations import PROVOCATIONS
+from dsa_indexer_cli.racelab.races import PROVOCATIONS
 from dsa_indexer_cli.racelab.run import run_lab
 from indexer_client import positions, step_findings
 from indexer_client.inputs import StepInputs

@@ -13,7 +13,8 @@ from torch import Tensor
 from attention_worker.fallback import InlineSelector
 from dsa_indexer_cli.demo.service_process import own_environment
 from dsa_indexer_cli.racelab import batches
-from dsa_indexer_cli.racelab.batches import GEOMETRY, PAGES, Sort
+from dsa_indexer_cli.racelab.batches import Sort
+from dsa_indexer_cli.racelab.provocation import Seen
 from dsa_indexer_cli.racelab.service import Collected, FinishedSteps, LabEngine, LabService
 from indexer_client import ClientSettings, Session, StepInputs
 from indexer_client.attachment import Attachment
@@ -23,8 +24,13 @@ from indexer_service.settings import load
 from ipc_handoff.addresses import UNIX
 from ipc_handoff.banks import HostBank
 from ipc_handoff.control import ServiceControl
-from ipc_handoff.findings import Finding, FindingKind
+from ipc_handoff.findings import FindingKind
 from ipc_handoff.regions import SharedTensor
+
+GEOMETRY = batches.geometry(heads=16, page_size=32, top_k=16, max_context=128)
+SHARING_LAYER = 1
+"""Has no indexer: attends to what layer 0 selected."""
+PAGES = batches.pages(GEOMETRY)
 
 SOON = 10.0
 READ = 0.02
@@ -45,13 +51,6 @@ PATIENT = Bounds(5.0, 5.0)
 HASTY = Bounds(0.005, 0.005)
 
 
-class Seen(NamedTuple):
-    """side: worker or service."""
-
-    side: str
-    finding: Finding
-
-
 class Bench:
     """Made by `bench`.
 
@@ -68,11 +67,13 @@ class Bench:
         self.copies = ThreadPoolExecutor(1)
         self._random = torch.Generator().manual_seed(seed)
         self.k_caches = {
-            layer: SharedTensor.allocate((PAGES, batches.PAGE, 132), torch.uint8, f"layer{layer}")
+            layer: SharedTensor.allocate(
+                (PAGES, GEOMETRY.page_size, 132), torch.uint8, f"layer{layer}"
+            )
             for layer in GEOMETRY.layers
         }
         for cache in self.k_caches.values():
-            keys = torch.randn(PAGES * batches.PAGE, 128, generator=self._random)
+            keys = torch.randn(PAGES * GEOMETRY.page_size, 128, generator=self._random)
             k_cache.insert(keys.to(torch.bfloat16), torch.arange(len(keys)), cache.tensor)
         tensors = {layer: cache.tensor for layer, cache in self.k_caches.items()}
         self.inline = InlineSelector(tensors, GEOMETRY.top_k)
@@ -101,7 +102,7 @@ class Bench:
     # What steps are made of.
 
     def batch(self, sort: Sort) -> StepInputs:
-        return batches.make(sort, self._random)
+        return batches.make(GEOMETRY, sort, self._random)
 
     def query(self, rows: int) -> tuple[Tensor, Tensor]:
         """q and weights of a layer, drawn from a pool."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dsa_indexer_cli.racelab.batches import GEOMETRY, SHARING_LAYER, Sort
-from dsa_indexer_cli.racelab.bench import Bench
+from dsa_indexer_cli.racelab.batches import Sort
+from dsa_indexer_cli.racelab.bench import GEOMETRY, SHARING_LAYER, Bench
 from indexer_client import StepInputs
 
 _FIRST = GEOMETRY.layers[0]

@@ -1,39 +1,28 @@
-"""Every race that the lab provokes, each with the detector that must catch it."""
+"""Races on the CPU transport: each function races once and returns the number of its step."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from dsa_indexer_cli.racelab.batches import GEOMETRY, PAGES, SHARING_LAYER, Sort, places
-from dsa_indexer_cli.racelab.bench import HASTY, PATIENT, READ, SOON, Bench, Bounds
-from dsa_indexer_cli.racelab.saboteurs import PinnedBuffer, open_gates, overwritten_inputs
+from dsa_indexer_cli.racelab.batches import Sort, places
+from dsa_indexer_cli.racelab.bench import (
+    GEOMETRY,
+    PAGES,
+    READ,
+    SHARING_LAYER,
+    SOON,
+    Bench,
+)
+from dsa_indexer_cli.racelab.saboteurs import PinnedBuffer, open_gates, restaged_inputs
 from indexer_client import StepInputs
 from indexer_client.staging import stage_layer
 from indexer_service.kernels.k_cache.layout import planes
-from ipc_handoff.detectors import Detector
 from ipc_handoff.findings import FindingKind
 
 _FIRST, _LAST = GEOMETRY.layers
 _NAN_CODE = 0x7F
-
-
-@dataclass(frozen=True)
-class Provocation:
-    """Attributes:
-    name: for people and reports.
-    kind: of the finding that must be told of the step.
-    detector: the one that tells.
-    provoke: races once; the number of the step that raced.
-    bounds: of the bench.
-    """
-
-    name: str
-    kind: FindingKind
-    detector: Detector
-    provoke: Callable[[Bench], int]
-    bounds: Bounds = PATIENT
 
 
 def _one_token_more(inputs: StepInputs) -> torch.Tensor:
@@ -48,21 +37,21 @@ def _late_lengths(bench: Bench, inputs: StepInputs) -> StepInputs:
     return replace(inputs, seq_lens=buffer.arrived())
 
 
-def _torn_lengths(bench: Bench) -> int:
+def torn_lengths(bench: Bench) -> int:
     return bench.run(_late_lengths(bench, bench.batch(Sort())))
 
 
-def _torn_speculative_lengths(bench: Bench) -> int:
+def torn_speculative_lengths(bench: Bench) -> int:
     """The CPU knows bounds only: what contradicts the lengths are the positions."""
     return bench.run(_late_lengths(bench, bench.batch(Sort(next_n=3, exact=False))))
 
 
-def _lengths_beyond_the_bound(bench: Bench) -> int:
+def lengths_beyond_the_bound(bench: Bench) -> int:
     inputs = bench.batch(Sort(next_n=2, exact=False, tight=True))
     return bench.run(_late_lengths(bench, replace(inputs, positions=None, slots=None)))
 
 
-def _torn_offsets(bench: Bench) -> int:
+def torn_offsets(bench: Bench) -> int:
     inputs = bench.batch(Sort(next_n=2, exact=False))
     buffer = PinnedBuffer(bench, inputs.query_start)
     buffer.rewrite(inputs.query_start // 2)  # the next step decodes one row a request
@@ -70,16 +59,17 @@ def _torn_offsets(bench: Bench) -> int:
     return bench.run(torn)
 
 
-def _torn_slots(bench: Bench) -> int:
+def torn_slots(bench: Bench) -> int:
     inputs = bench.batch(Sort())
     assert inputs.slots is not None
-    later = places([1] * inputs.requests, _one_token_more(inputs).tolist(), inputs.block_table)[1]
+    lengths, table = _one_token_more(inputs).tolist(), inputs.block_table
+    later = places([1] * inputs.requests, lengths, table, GEOMETRY.page_size)[1]
     buffer = PinnedBuffer(bench, inputs.slots)
     buffer.rewrite(later)
     return bench.run(replace(inputs, slots=buffer.arrived()))
 
 
-def _torn_table(bench: Bench) -> int:
+def torn_table(bench: Bench) -> int:
     """The next step's table is that of a larger cache, of another group of layers."""
     inputs = bench.batch(Sort(exact=False))
     buffer = PinnedBuffer(bench, inputs.block_table)
@@ -87,22 +77,22 @@ def _torn_table(bench: Bench) -> int:
     return bench.run(replace(inputs, block_table=buffer.arrived(), positions=None, slots=None))
 
 
-def _publish_race(bench: Bench) -> int:
+def publish_race(bench: Bench) -> int:
     with open_gates(bench, of_layers=False):
         return bench.run(bench.batch(Sort(exact=False)))
 
 
-def _request_race(bench: Bench) -> int:
+def request_race(bench: Bench) -> int:
     with open_gates(bench, of_layers=True):
         return bench.run(bench.batch(Sort()))
 
 
-def _overwritten_inputs(bench: Bench) -> int:
-    with overwritten_inputs(bench):
+def overwritten_inputs(bench: Bench) -> int:
+    with restaged_inputs(bench):
         return bench.run(bench.batch(Sort(exact=False)))
 
 
-def _overwritten_query(bench: Bench) -> int:
+def overwritten_query(bench: Bench) -> int:
     inputs = bench.batch(Sort())
     attachment, later = bench.attachment, bench.session._steps + 1 + GEOMETRY.slots
     query = bench.query(inputs.rows)
@@ -110,7 +100,7 @@ def _overwritten_query(bench: Bench) -> int:
     return bench.run(inputs)
 
 
-def _answer_rung_too_early(bench: Bench) -> int:
+def answer_rung_too_early(bench: Bench) -> int:
     """The bell of an answer that is not written: what stands there is the answer before."""
     step = bench.session._steps + 1
 
@@ -124,7 +114,7 @@ def _answer_rung_too_early(bench: Bench) -> int:
     return bench.run(bench.batch(Sort()), settled=False)
 
 
-def _answer_overwritten(bench: Bench) -> int:
+def answer_overwritten(bench: Bench) -> int:
     """A service that was given up writes its answer over the one that is being handed back."""
     inputs = bench.batch(Sort())
     query, out = bench.query(inputs.rows), bench.out[: inputs.rows]
@@ -139,7 +129,7 @@ def _answer_overwritten(bench: Bench) -> int:
     return step.number
 
 
-def _gate_ended(bench: Bench) -> int:
+def gate_ended(bench: Bench) -> int:
     """The worker does not come to a layer within the gate's bound."""
     inputs = bench.batch(Sort())
     with bench.session.step(inputs) as step:
@@ -150,7 +140,7 @@ def _gate_ended(bench: Bench) -> int:
     return step.number
 
 
-def _wait_ended(bench: Bench) -> int:
+def wait_ended(bench: Bench) -> int:
     """The service stops inside a selection; the worker attaches again afterwards."""
     session = bench.session
     step = session._steps + 1
@@ -166,7 +156,7 @@ def _wait_ended(bench: Bench) -> int:
     return step
 
 
-def _leaked_selection(bench: Bench) -> int:
+def leaked_selection(bench: Bench) -> int:
     """A layer that shares comes before the layer of its own forward that selects."""
     inputs = bench.batch(Sort())
     with bench.session.step(inputs) as step:
@@ -177,7 +167,7 @@ def _leaked_selection(bench: Bench) -> int:
     return step.number
 
 
-def _nan_query(bench: Bench) -> int:
+def nan_query(bench: Bench) -> int:
     inputs = bench.batch(Sort())
     q, weights = bench.query(inputs.rows)
     spoilt = q.clone()
@@ -189,7 +179,7 @@ def _nan_query(bench: Bench) -> int:
     return step.number
 
 
-def _nan_key(bench: Bench) -> int:
+def nan_key(bench: Bench) -> int:
     """One token's scale is read before it was written: a single score of the row is NaN."""
     inputs = bench.batch(Sort())
     _, scales = planes(bench.k_caches[_FIRST].tensor)
@@ -207,63 +197,3 @@ def _until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + READ
     while not is_so() and time.monotonic() < deadline:
         time.sleep(0.0002)
-
-
-PROVOCATIONS = (
-    Provocation(
-        "pinned buffer: step N reads step N+1's lengths", FindingKind.TORN_INPUT,
-        Detector.INPUTS, _torn_lengths,
-    ),
-    Provocation(
-        "pinned buffer under speculative decoding: bounds only", FindingKind.BAD_POSITION,
-        Detector.POSITIONS, _torn_speculative_lengths,
-    ),
-    Provocation(
-        "pinned buffer: a length beyond its bound", FindingKind.BAD_LENGTH, Detector.INPUTS,
-        _lengths_beyond_the_bound,
-    ),
-    Provocation(
-        "pinned buffer: query offsets", FindingKind.BAD_QUERY_OFFSETS, Detector.INPUTS,
-        _torn_offsets,
-    ),
-    Provocation(
-        "pinned buffer: slot mapping", FindingKind.BAD_SLOT, Detector.POSITIONS, _torn_slots
-    ),
-    Provocation("pinned buffer: block table", FindingKind.BAD_PAGE, Detector.INPUTS, _torn_table),
-    Provocation(
-        "publish race: lengths read before they are written", FindingKind.READ_BEFORE_WRITTEN,
-        Detector.GENERATIONS, _publish_race,
-    ),
-    Provocation(
-        "request race: q read before it is written", FindingKind.READ_BEFORE_WRITTEN,
-        Detector.GENERATIONS, _request_race,
-    ),
-    Provocation(
-        "lengths overwritten while they are copied", FindingKind.OVERWRITTEN_BEFORE_READ,
-        Detector.GENERATIONS, _overwritten_inputs,
-    ),
-    Provocation(
-        "q overwritten while it is scored", FindingKind.OVERWRITTEN_BEFORE_READ,
-        Detector.GENERATIONS, _overwritten_query,
-    ),
-    Provocation(
-        "answer rung before it is written", FindingKind.STALE_ANSWER, Detector.GENERATIONS,
-        _answer_rung_too_early,
-    ),
-    Provocation(
-        "answer overwritten while it is handed back", FindingKind.OVERWRITTEN_BEFORE_READ,
-        Detector.GENERATIONS, _answer_overwritten,
-    ),
-    Provocation(
-        "shared indices of another step", FindingKind.SHARED_INDEX_LEAK, Detector.SHARED_INDICES,
-        _leaked_selection,
-    ),
-    Provocation("NaN in q", FindingKind.NAN_SCORES, Detector.NAN_SCORES, _nan_query),
-    Provocation("NaN in one key's scale", FindingKind.NAN_SCORES, Detector.NAN_SCORES, _nan_key),
-    Provocation(
-        "gate without its worker", FindingKind.WAIT_ENDED, Detector.WAITS, _gate_ended, HASTY
-    ),
-    Provocation(
-        "wait without its service", FindingKind.WAIT_ENDED, Detector.WAITS, _wait_ended, HASTY
-    ),
-)  # fmt: skip

@@ -1,20 +1,19 @@
 """Runs the lab: every provocation many times, then clean steps."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from dsa_indexer_cli.racelab.batches import Sort
-from dsa_indexer_cli.racelab.bench import PATIENT, Bench, bench
+from dsa_indexer_cli.racelab.bench import PATIENT, Bench, Bounds, bench
 from dsa_indexer_cli.racelab.clean import CleanSteps
-from dsa_indexer_cli.racelab.provocations import PROVOCATIONS, Provocation
-from dsa_indexer_cli.racelab.result import Clean, LabResult, Provoked
+from dsa_indexer_cli.racelab.provocation import Progress, Provocation, provoke
+from dsa_indexer_cli.racelab.races import PROVOCATIONS
+from dsa_indexer_cli.racelab.result import Clean, LabResult
 
 _EXAMPLES = 5
 _TOLD = 500
 # Findings are kept until they are looked at.
 _LOOKED_AT = 1000
-
-Progress = Callable[[str], None]
 
 
 def run_lab(
@@ -23,7 +22,7 @@ def run_lab(
     progress: Progress,
     *,
     detectors: str = "all",
-    races: Sequence[Provocation] = PROVOCATIONS,
+    races: Sequence[Provocation[Bench, Bounds]] = PROVOCATIONS,
 ) -> LabResult:
     """Run everything on the CPU transport.
 
@@ -39,37 +38,15 @@ def run_lab(
     """
     began = time.monotonic()
     result = LabResult("cpu", detectors)
-    for bounds in dict.fromkeys(race.bounds for race in races):
+    for bounds in dict.fromkeys(race.terms for race in races):
         with bench(detectors, bounds) as made:
-            chosen = [race for race in races if race.bounds == bounds]
-            result.provoked += _provoke(made, chosen, provocations, progress)
+            chosen = [race for race in races if race.terms == bounds]
+            result.provoked += provoke(made, chosen, provocations, progress)
     if clean_steps:
         with bench(detectors, PATIENT, seed=2) as made:
             result.clean = _clean(made, clean_steps, progress)
     result.seconds = time.monotonic() - began
     return result
-
-
-def _provoke(
-    made: Bench, races: Iterable[Provocation], times: int, progress: Progress
-) -> list[Provoked]:
-    found = []
-    for race in races:
-        progress(race.name)
-        one = Provoked(race.name, race.kind, race.detector, times)
-        began = time.monotonic()
-        for _ in range(times):
-            made.forget()
-            seen = made.of(race.provoke(made), race.kind)
-            one.caught += bool(seen)
-            for side, finding in seen:
-                stage = f"{side}: {finding.stage}"
-                if stage not in one.stages:
-                    one.stages.append(stage)
-                one.example = one.example or str(finding)
-        one.milliseconds = (time.monotonic() - began) / max(times, 1) * 1000
-        found.append(one)
-    return found
 
 
 def _clean(made: Bench, steps: int, progress: Progress) -> Clean:

@@ -71,7 +71,7 @@ def open_gates(bench: Bench, *, of_layers: bool) -> Iterator[None]:
 
 
 @contextmanager
-def overwritten_inputs(bench: Bench) -> Iterator[None]:
+def restaged_inputs(bench: Bench) -> Iterator[None]:
     """A worker that did not wait for its answers stages its next step's lengths into the slot that
     the service is copying.
     """
