@@ -1,7 +1,9 @@
 """`dsa-indexer racelab`: races on purpose, and whether the detectors name them."""
 
 import logging
+import tempfile
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +11,7 @@ from rich.status import Status
 from rich.table import Table
 
 from dsa_indexer_cli.output import JsonOption, console, errors, fail, print_json
+from dsa_indexer_cli.racelab.provocation import Progress
 from dsa_indexer_cli.racelab.result import LabResult
 from dsa_indexer_cli.racelab.run import run_lab
 from indexer_client import IndexerError
@@ -21,19 +24,22 @@ def racelab(
     clean_steps: Annotated[
         int, typer.Option(min=0, max=100_000_000, help="Steps in which nothing races.")
     ] = 2_000,
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda: two processes on the first GPU, under MPS.")
+    ] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Provoke every race that the detectors know; then run clean steps.
 
-    Needs no GPU and no service: both sides run in this process, over the memory, rings and
-    doorbells that two processes would share. Ends with status 0 only if every race was caught in
-    the step that raced, and clean steps raised no alarm.
+    On a CPU both sides run in this process, over the memory, rings and doorbells that two
+    processes would share; on a GPU a service is started. Ends with status 0 only if every race was
+    caught in the step that raced, and clean steps raised no alarm.
     """
     logging.basicConfig(level=logging.CRITICAL)
     with Status("", console=errors) as status:
         try:
-            result = run_lab(provocations, clean_steps, status.update)
-        except IndexerError as error:
+            result = _run(device, provocations, clean_steps, status.update)
+        except (IndexerError, RuntimeError) as error:
             fail(str(error))
     if as_json:
         print_json({**asdict(result), "ok": result.ok})
@@ -41,6 +47,17 @@ def racelab(
         _show(result)
     if not result.ok:
         raise typer.Exit(1)
+
+
+def _run(device: str, provocations: int, clean_steps: int, progress: Progress) -> LabResult:
+    if device == "cpu":
+        return run_lab(provocations, clean_steps, progress)
+    if device != "cuda":
+        fail(f"device: {device} (fix: cpu or cuda)", 2)
+    from dsa_indexer_cli.racelab.cuda_run import run_cuda_lab  # Triton: only where it is used
+
+    with tempfile.TemporaryDirectory() as folder:
+        return run_cuda_lab(provocations, clean_steps, progress, Path(folder) / "service.log")
 
 
 def _show(result: LabResult) -> None:

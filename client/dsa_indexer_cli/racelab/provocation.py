@@ -25,8 +25,11 @@ class AnyBench(Protocol):
     def forget(self) -> None:
         """What was found so far does not count."""
 
+    def findings(self) -> list[Seen]:
+        """What was found since then."""
+
     def of(self, step: int, kind: FindingKind) -> Sequence[Seen]:
-        """What was found since then of a step."""
+        """The same, of a step."""
 
 
 B = TypeVar("B", bound=AnyBench)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dsa_indexer_cli.racelab.batches import Sort
 from dsa_indexer_cli.racelab.bench import PATIENT, Bench, Bounds, bench
 from dsa_indexer_cli.racelab.clean import CleanSteps
-from dsa_indexer_cli.racelab.provocation import Progress, Provocation, provoke
+from dsa_indexer_cli.racelab.provocation import AnyBench, Progress, Provocation, provoke
 from dsa_indexer_cli.racelab.races import PROVOCATIONS
 from dsa_indexer_cli.racelab.result import Clean, LabResult
 
@@ -58,17 +58,17 @@ def _clean(made: Bench, steps: int, progress: Progress) -> Clean:
         if number % _TOLD == 0:
             progress(f"clean step {number} of {steps}")
         if number % _LOOKED_AT == 0:
-            _look(made, found)
+            look(made, found)
     made.run(made.batch(Sort()))
     found.milliseconds = (time.monotonic() - began) / steps * 1000
-    _look(made, found)
+    look(made, found)
     statistics = [session.statistics for session in (made.session, made.draft)]
     found.inline_layers = sum(one.inline_layers for one in statistics)
     found.steps, found.compared, found.wrong = running.run, running.compared, running.wrong
     return found
 
 
-def _look(made: Bench, found: Clean) -> None:
+def look(made: AnyBench, found: Clean) -> None:
     """Count what was told, and keep the first ones."""
     alarms = made.findings()
     made.forget()
