@@ -35,6 +35,7 @@ from indexer_service.kernels.warm_up import Progress, warm_up
 from ipc_handoff import cuda_runtime
 from ipc_handoff.banks import Bank, BankPool, k_cache_region
 from ipc_handoff.errors import RegionError
+from ipc_handoff.findings import FindingListener
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import SharedTensor
@@ -85,6 +86,7 @@ class DeviceIndexer(DeviceSteps):
         workspace: int | None = None,
         tracing: Tracing | None = None,
         metrics: Metrics | None = None,
+        findings: FindingListener | None = None,
     ) -> None:
         """
         Args:
@@ -97,6 +99,7 @@ class DeviceIndexer(DeviceSteps):
             workspace: bytes for the inline kernels' temporaries (default: 256 MiB).
             tracing, metrics: where spans and metrics go; by default what the settings say.
                 Closed with the session.
+            findings: told of what the detectors find, besides the log.
 
         Raises:
             ValueError: a K cache is missing or wrong, or the worker is not on a GPU.
@@ -142,6 +145,7 @@ class DeviceIndexer(DeviceSteps):
             metrics=metrics or start_metrics(settings),
             refusal=refusal or (_ASKED_FOR if handoff is None else None),
             prepare_thread=leave_captures_alone,
+            findings=findings,
         )
 
     def warm_up(self, next_n: Sequence[int] = (1,), *, progress: Progress | None = None) -> None:

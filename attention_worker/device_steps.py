@@ -19,6 +19,7 @@ from indexer_client.statistics import Statistics
 from indexer_client.step import Begun
 from indexer_client.worker_session import WorkerSession
 from ipc_handoff.banks import BankPool
+from ipc_handoff.findings import FindingListener
 from ipc_handoff.stamps import StepTimes
 from ipc_handoff.telemetry.log_ids import log_lines_of
 from ipc_handoff.telemetry.metrics import Metrics
@@ -29,7 +30,7 @@ class DeviceSteps(WorkerSession):
     forward and can be captured: a graph stays valid whatever becomes of the service.
 
     Args:
-        request, pool, refusal, prepare_thread: as for `WorkerSession`.
+        request, pool, refusal, prepare_thread, findings: as for `WorkerSession`.
         inline: computes what the service does not answer.
         handoff: the way to the service; None: there will never be one.
         device: of the worker.
@@ -47,9 +48,10 @@ class DeviceSteps(WorkerSession):
         metrics: Metrics | None = None,
         refusal: IndexerError | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
+        findings: FindingListener | None = None,
     ) -> None:
         stamps = HostStamps(handoff.counts) if handoff is not None else None
-        super().__init__(request, pool, stamps, metrics, refusal, prepare_thread)
+        super().__init__(request, pool, stamps, metrics, refusal, prepare_thread, findings)
         self._inline = inline
         self._handoff = handoff
         self._device = device
@@ -58,6 +60,7 @@ class DeviceSteps(WorkerSession):
         self._device_traces: DeviceTraces | None = None
         if self._traces is not None or self._metrics is not None:
             self._device_traces = DeviceTraces(self._traces, self._metrics, stamps)
+        self._cancelled_told = 0
 
     def start(self) -> None:
         """Begin to look for a service. Once in a session's life; entering does it too."""
@@ -256,8 +259,19 @@ class DeviceSteps(WorkerSession):
         self._read_reports()
         why = self._handoff.why_over(attachment)
         if why is not None:
+            self._findings.wait_ended(self._steps, attachment.epoch, None, why)
             attachment.detach(why)
+        self._tell_of_cancelled(attachment)
         self._handoff.leave(attachment)
+
+    def _tell_of_cancelled(self, attachment: Attachment) -> None:
+        """Steps that the service gave up since the last look: the device counts them."""
+        assert self._handoff is not None
+        cancelled = self._handoff.counts.cancelled_steps()
+        if cancelled > self._cancelled_told:
+            how = f"the service gave up {cancelled - self._cancelled_told} steps"
+            self._findings.wait_ended(self._steps, attachment.epoch, None, how)
+        self._cancelled_told = cancelled
 
     def _posted(self, attachment: Attachment, begun: Begun, inputs: StepInputs) -> bool:
         """Send the plan; False: the step is inline, and the attachment over."""

@@ -8,6 +8,7 @@ import torch
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.device_stream import Mark, told_when_lost
 from indexer_service.executor import StepCancelled
+from indexer_service.step_findings import StepFindings
 from indexer_service.step_inputs import report_faults
 from indexer_service.step_slots import StepSlot, StepSlots
 from ipc_handoff.kernels.clock import ClockOffset
@@ -72,6 +73,7 @@ class DeviceStep:
         stages: if times are told at all.
         gate_bound: seconds, for messages.
         device: of the mark's stream.
+        findings: what the detectors say goes there.
     """
 
     def __init__(
@@ -85,8 +87,10 @@ class DeviceStep:
         stages: StageTimes | None,
         gate_bound: float,
         device: torch.device,
+        findings: StepFindings,
     ) -> None:
         self._device = device
+        self._findings = findings
         self._plan, self._report = plan, report
         self._offsets = offsets
         self._slot, self._slots = slot, slots
@@ -109,8 +113,15 @@ class DeviceStep:
         self._report.answered_layers.extend(plan.layers[:answered])
         if live or answered:  # otherwise a newer step's data may have been what was looked at
             report_faults(self._report, faults, self._offsets)
+            self._findings.faults(self._report)
         if not live:
+            if reason == GateEnd.LATE:
+                self._findings.gate_late(plan, self._late_layer(answered), self._gate_bound)
             raise StepCancelled(_WHY[GateEnd(reason)].format(bound=self._gate_bound))
+
+    def _late_layer(self, answered: int) -> int | None:
+        """Whose gate it was; of the step's own one and its first layer's is only known that."""
+        return self._plan.layers[answered] if answered else None
 
     def times(self) -> StepTimes | None:
         return self._times

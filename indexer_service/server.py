@@ -32,6 +32,8 @@ from indexer_service.settings import Settings
 from indexer_service.status import StatusReporter
 from indexer_service.telemetry import CallTelemetry, StepTelemetry
 from indexer_service.threads import in_thread
+from ipc_handoff.detectors import Detection, detectors
+from ipc_handoff.findings import FindingListener, FindingLog, Findings
 from ipc_handoff.telemetry.metrics import Metrics
 from ipc_handoff.telemetry.metrics import start as start_metrics
 from ipc_handoff.telemetry.settings import MetricSettings, TraceSettings
@@ -61,6 +63,7 @@ class Service:
         engine: default: the one that the settings name.
         observer: told of every finished step.
         metrics: told of it too, and asks for sessions and memory.
+        findings: told of what the detectors find, besides the log.
         interceptors: stand before the service's own.
 
     Attributes:
@@ -78,6 +81,7 @@ class Service:
         engine: Engine | None = None,
         observer: StepObserver | None = None,
         metrics: StepMetrics | None = None,
+        findings: FindingListener | None = None,
         interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
     ) -> None:
         self._settings = settings
@@ -88,6 +92,11 @@ class Service:
         told = [each for each in (observer, metrics) if each is not None]
         self._observer = StepObservers(*told) if told else None
         self._metrics = metrics
+        self._finding_log = FindingLog()
+        listeners: list[FindingListener] = [self._finding_log, *told]
+        if findings is not None:
+            listeners.append(findings)
+        self._detection = Detection(Findings(*listeners), detectors(settings.detectors))
         self._listener: Listener = create_listener(settings)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = grpc.aio.server(
@@ -117,6 +126,7 @@ class Service:
                 self._engine,
                 RunnerSettings(self._settings.gate_bound_seconds, self._settings.queued_steps),
                 self._observer,
+                self._detection,
                 self._note_device_lost(),
             ),
             self._listener.descriptors,
@@ -163,6 +173,7 @@ class Service:
         # Streams have ended with their sessions; what is left are clients that do not read.
         await self._server.stop(min(grace / 4, 1.0))
         await self._listener.close()
+        self._finding_log.close()
         logger.info("stopped")
 
     def _note_device_lost(self) -> Callable[[], None]:

@@ -14,6 +14,7 @@ from indexer_service.runner import RunnerSettings, StepRunner
 from indexer_service.session_regions import SessionRegions
 from ipc_handoff.banks import BANK_REGIONS
 from ipc_handoff.descriptors import WAKE_SERVICE_TOKEN, WAKE_WORKER_TOKEN, Inbox
+from ipc_handoff.detectors import NO_DETECTION, Detection
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.wakeups import Wakeup
 from ipc_handoff.wire import placement_name
@@ -28,12 +29,14 @@ class StepResources:
     """What the runners of all sessions share.
 
     Attributes:
+        detection: the detectors that are on, and whom they tell.
         on_device_lost: called from a runner's thread when the GPU's context is gone.
     """
 
     engine: Engine
     settings: RunnerSettings
     observer: StepObserver | None
+    detection: Detection = NO_DETECTION
     on_device_lost: Callable[[], None] | None = None
 
 
@@ -126,6 +129,7 @@ class SessionSteps:
             attachment,
             self._resources.engine,
             self._resources.settings.gate_bound_seconds,
+            self._resources.detection,
             stamped=self._resources.observer is not None,
         )
         self._runner = StepRunner(

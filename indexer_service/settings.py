@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from indexer_service.errors import StartError
 from ipc_handoff.addresses import default_address
+from ipc_handoff.detectors import ALL, DETECTORS_PATTERN, NONE
 
 ENVIRONMENT_PREFIX = "DSA_INDEXER_"
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
@@ -71,6 +72,11 @@ class Settings(BaseSettings):
         "cpu",
         pattern="^(cpu|auto|cuda(:[0-9]{1,3})?)$",
         description="what selections are computed on: cpu, cuda:N, or auto (a GPU if there is one)",
+    )
+    detectors: str = Field(
+        ALL,
+        pattern=DETECTORS_PATTERN,
+        description=f"detectors of races that are on: {ALL}, {NONE}, or names by comma",
     )
     trace_file: Path | None = Field(None, description="JSON-lines file for finished spans")
     trace_console: bool = Field(False, description="print finished spans")

@@ -1,9 +1,10 @@
-"""The control block of one attachment: header, doorbells, rings and stamps as one object a side."""
+"""The control block of one attachment as one object a side: header, words, rings and stamps."""
 
 import struct
 
 from ipc_handoff.doorbells import ServiceBells, WorkerBells
 from ipc_handoff.errors import LayoutMismatch
+from ipc_handoff.generations import Generations
 from ipc_handoff.layout import LAYOUT_VERSION, MAGIC, HandoffGeometry
 from ipc_handoff.ring import RingConsumer, RingProducer
 from ipc_handoff.stages import SERVICE_STAGES
@@ -38,6 +39,7 @@ class WorkerControl(_Control):
     """
 
     bells: WorkerBells
+    generations: Generations
     plans: RingProducer
     reports: RingConsumer
 
@@ -53,6 +55,7 @@ class WorkerControl(_Control):
         header = _HEADER.pack(MAGIC, LAYOUT_VERSION, self._geometry.fingerprint, epoch)
         self._buffer[: _HEADER.size] = header
         self.bells = WorkerBells(self._buffer, layout)
+        self.generations = Generations(self._buffer, layout)
         self.plans = RingProducer(
             self._area("plans"), self._area("plans_consumed"), layout.plan_slot
         )
@@ -79,6 +82,7 @@ class ServiceControl(_Control):
             )
         layout = self._layout
         self.bells = ServiceBells(buffer, layout)
+        self.generations = Generations(buffer, layout)
         self.plans = RingConsumer(
             self._area("plans"), self._area("plans_consumed"), layout.plan_slot
         )

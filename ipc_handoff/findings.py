@@ -32,6 +32,8 @@ class FindingKind(StrEnum):
     """The slot that a row's key is written to is not the one of its table and position."""
     BAD_PAGE = "bad_page"
     """A page that a length needs lies outside the K cache."""
+    READ_BEFORE_WRITTEN = "read_before_written"
+    """A shared slot was read before its writer had written this step or layer into it."""
     OVERWRITTEN_BEFORE_READ = "overwritten_before_read"
     """A shared slot was written again before its reader was done."""
     STALE_ANSWER = "stale_answer"
@@ -80,6 +82,10 @@ _ADVICE = {
     FindingKind.BAD_PAGE: _Advice(
         "the block table is of another step, or its pages were freed and used again",
         _WAIT_FOR_COPY,
+    ),
+    FindingKind.READ_BEFORE_WRITTEN: _Advice(
+        "the reader did not wait until the writer's stream had published",
+        "none needed for this layer, it was computed inline; report it: a gate was passed early",
     ),
     FindingKind.OVERWRITTEN_BEFORE_READ: _Advice(
         "the slot's owner went on before its reader was done",

@@ -160,8 +160,9 @@ class SlottedLayout:
 class ControlLayout:
     """The control block: header, doorbells, rings, the service's stamps.
 
-    `requests` and `dones` have one word a layer ordinal; each word has its own cache line.
-    What concerns traces has one word a step, packed: it is written off the hot path.
+    `requests` and `dones` have one word a layer ordinal, `staged_*` and `answered_layers` one a
+    slot; each word has its own cache line. What concerns traces has one word a step, packed: it is
+    written off the hot path.
     """
 
     areas: dict[str, Area]
@@ -196,6 +197,9 @@ class ControlLayout:
                 ("worker_kept", WORD_BYTES * STAMPED_STEPS),
                 ("service_kept", WORD_BYTES * STAMPED_STEPS),
                 ("dones", CACHE_LINE * layers),
+                ("staged_inputs", CACHE_LINE * geometry.slots),
+                ("staged_layers", CACHE_LINE * geometry.slots),
+                ("answered_layers", CACHE_LINE * geometry.slots),
                 ("plans_consumed", CACHE_LINE),
                 ("plans", plan * RING_CAPACITY),
                 ("reports_consumed", CACHE_LINE),

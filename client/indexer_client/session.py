@@ -14,12 +14,14 @@ from indexer_client.control_plane import check_tls
 from indexer_client.errors import ServiceUnavailable
 from indexer_client.inputs import Fallback, StepInputs
 from indexer_client.metrics import start_metrics
+from indexer_client.selection_stamps import SelectionStamps
 from indexer_client.settings import ClientSettings
 from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
 from indexer_client.statistics import Statistics
 from indexer_client.step import Begun, Step
 from indexer_client.worker_session import WorkerSession
 from ipc_handoff.banks import BankPool, HostBank
+from ipc_handoff.findings import FindingListener
 from ipc_handoff.layout import STAMPED_STEPS, HandoffGeometry
 from ipc_handoff.regions import SharedTensor
 from ipc_handoff.stages import WORKER_STAGES
@@ -40,6 +42,7 @@ class Session(WorkerSession):
         engine_name, model: for people and for telling a worker's models apart.
         tracing, metrics: where spans and metrics go; by default what the settings say. Closed
             with the session.
+        findings: told of what the detectors find, besides the log.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Session(WorkerSession):
         model: str = "target",
         tracing: Tracing | None = None,
         metrics: Metrics | None = None,
+        findings: FindingListener | None = None,
     ) -> None:
         settings = settings or ClientSettings()
         check_tls(settings)
@@ -75,9 +79,11 @@ class Session(WorkerSession):
             self._stamps,
             metrics or start_metrics(settings),
             refusal_of_host_memory(settings.placement),
+            findings=findings,
         )
         self._fallback = fallback
         self._private = torch.empty(geometry.max_rows, geometry.top_k, dtype=torch.int32)
+        self._selections = SelectionStamps()
         self._step_is_open = False
         self._context: pb.TraceContext | None = None
 
@@ -109,6 +115,8 @@ class Session(WorkerSession):
             statistics=self._statistics,
             wait_bound=self.settings.wait_bound_seconds,
             traces=self._traces,
+            findings=self._findings,
+            selections=self._selections,
             begin=partial(self._begin_step, inputs),
             on_end=self._end_step,
         )
@@ -155,8 +163,9 @@ class Session(WorkerSession):
             raise self.last_error or ServiceUnavailable(f"{self.settings.address}: not attached")
         self._steps += 1
         publish(self._attachment, self._steps, inputs)
-        stage_layer(self._attachment, self._steps, q, weights)
-        request(self._attachment, self._steps, self.geometry.layers.index(layer))
+        ordinal = self.geometry.layers.index(layer)
+        stage_layer(self._attachment, self._steps, ordinal, q, weights)
+        request(self._attachment, self._steps, ordinal)
         report = self._attachment.select_top_k(
             inputs.plan(self._steps, self._attachment.epoch, [layer])
         )

@@ -6,6 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ipc_handoff.addresses import default_address
+from ipc_handoff.detectors import ALL, DETECTORS_PATTERN, NONE
 from ipc_handoff.telemetry.settings import MetricSettings, TraceSettings
 
 _TELEMETRY_NAME = "dsa-indexer-worker"
@@ -49,6 +50,11 @@ class ClientSettings(BaseSettings):
         default=0.5, gt=0, description="longest pause between attempts to attach"
     )
     banks: int = Field(default=2, ge=1, description="banks of staging and answer memory")
+    detectors: str = Field(
+        default=ALL,
+        pattern=DETECTORS_PATTERN,
+        description=f"detectors of races that are on: {ALL}, {NONE}, or names by comma",
+    )
     client_tls_certificate: Path | None = Field(
         default=None, description="PEM, this side's certificate for mutual TLS"
     )

@@ -15,9 +15,11 @@ from indexer_client.metrics import WorkerMetrics
 from indexer_client.reports import ReportReader
 from indexer_client.statistics import Statistics
 from indexer_client.step import Begun
+from indexer_client.step_findings import StepFindings
 from indexer_client.worker_traces import StampReader, WorkerTraces
 from ipc_handoff.banks import BankPool
-from ipc_handoff.findings import Finding
+from ipc_handoff.detectors import Detection, detectors
+from ipc_handoff.findings import Finding, FindingListener, FindingLog, Findings
 from ipc_handoff.telemetry.metrics import Metrics
 
 
@@ -32,6 +34,7 @@ class WorkerSession:
         metrics: where metrics go; None: nowhere. Closed with the session.
         refusal: why no service is ever looked for; None: one is.
         prepare_thread: called first in every thread that attaches.
+        findings: told of what the detectors find, besides the log.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class WorkerSession:
         metrics: Metrics | None,
         refusal: IndexerError | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
+        findings: FindingListener | None = None,
     ) -> None:
         self.settings = request.settings
         self.geometry = request.geometry
@@ -57,7 +61,12 @@ class WorkerSession:
         self._attachment: Attachment | None = None
         self._steps = 0
         self._statistics = Statistics()
-        self._reports = ReportReader(self._statistics)
+        self._finding_log = FindingLog()
+        told = (self._finding_log, self._metrics, self._traces, findings)
+        self._listeners = Findings(*(listener for listener in told if listener is not None))
+        detection = Detection(self._listeners, detectors(request.settings.detectors))
+        self._findings = StepFindings(detection, request.geometry.layers)
+        self._reports = ReportReader(self._statistics, self._findings)
         self._owner = os.getpid()
 
     def start(self) -> None:
@@ -74,6 +83,7 @@ class WorkerSession:
         if self._traces is not None:
             # What a service said at its end was still to come; its words are still mapped.
             self._traces.close()
+        self._finding_log.close()
         if self._tracing is not None:
             self._tracing.close()
         if self._metrics is not None:
@@ -131,16 +141,14 @@ class WorkerSession:
             )
 
     def found(self, finding: Finding) -> None:
-        """A detector's finding in one of this session's steps; from any thread."""
-        if self._metrics is not None:
-            self._metrics.found(finding)
-        if self._traces is not None:
-            self._traces.found(finding)
+        """Tell of a finding in one of this session's steps, as its own detectors do."""
+        self._listeners.found(finding)
 
     def _next_step(self, inputs: StepInputs) -> Begun:
         """Number the next step, at its boundary, and give it what it has of its own."""
         self._attachment = self._caretaker.exchange(self._attachment)
         self._steps += 1
+        self._findings.begin(self._steps, inputs)
         trace = None
         if self._traces is not None:
             trace = self._traces.begin(self._steps, inputs)

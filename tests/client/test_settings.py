@@ -21,6 +21,7 @@ def test_every_field_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch) ->
         "register_timeout_seconds": 75.0,
         "reattach_seconds": 3.0,
         "banks": 4,
+        "detectors": "inputs,waits",
         "client_tls_certificate": Path("/c.pem"),
         "client_tls_key": Path("/k.pem"),
         "client_tls_server_ca": Path("/a.pem"),

