@@ -155,6 +155,28 @@ def test_a_step_that_one_side_finds_slow_is_kept_on_both(side: str, tmp_path: Pa
     assert set(both.stages("service")) == SERVICE
 
 
+def test_a_torn_length_is_found_kept_and_named_with_its_request(tmp_path: Path) -> None:
+    """By the detectors themselves: the CPU has planned another length than what was staged."""
+    with traced(tmp_path, ratio=0.0, shape=SMALL) as (running, both):
+        running.step()
+        case = running.case()
+        planned = [length - 1 for length in case.inputs.seq_lens.tolist()]
+        torn = replace(case.inputs, exact_seq_lens=planned, request_ids=["cmpl-9"])
+        with running.session.step(torn, case.layers) as step:
+            for layer in case.layers:
+                running.ask(step, case, layer)
+        running.step()
+    by_step = both.by_step()
+    assert list(by_step) == [2]
+    told = [attributes for _, attributes in events(by_step[2])]
+    assert {attributes[FINDING_EVENT] for attributes in told} == {"torn_input"}
+    assert {attributes["dsa.request"] for attributes in told} == {"cmpl-9", "#0"}
+    assert {span.resource.attributes["service.name"] for span in by_step[2]} == {
+        "worker",
+        "service",
+    }
+
+
 def test_a_step_that_the_engine_failed_is_kept_on_both(tmp_path: Path) -> None:
     with traced(tmp_path, ratio=0.0, shape=SMALL) as (running, both):
         running.step()

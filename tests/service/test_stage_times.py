@@ -58,11 +58,13 @@ def test_lost_stamps_cost_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_spans_say_how_wrong_the_clock_may_be(error: int | None) -> None:
     exporter = InMemorySpanExporter()
     telemetry = StepTelemetry(tracing := Tracing(TraceSettings("service"), [exporter]))
-    control = SimpleNamespace(bells=SimpleNamespace(exported=lambda step: None))
+    control = SimpleNamespace(
+        bells=SimpleNamespace(exported=lambda step: None, is_detached=lambda: False)
+    )
     telemetry.attached(SimpleNamespace(epoch=5, control=control, engine="cpu", placement="cpu"))  # type: ignore[arg-type]
     trace = pb.TraceContext(trace_id=b"1" * 16, span_id=b"2" * 8, flags=1)
     plan = pb.StepPlan(step=3, epoch=5, trace=trace)
-    telemetry.step_finished(plan, pb.StepReport(), StepTimes([[1] * STAGES], error), [0])
+    telemetry.step_finished(plan, pb.StepReport(epoch=5), StepTimes([[1] * STAGES], error), [0])
     tracing.close()
     for span in exporter.get_finished_spans():
         assert (span.attributes or {}).get("dsa.clock_error_ns") == error

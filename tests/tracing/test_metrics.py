@@ -104,7 +104,7 @@ def test_counters_count_what_happened(tmp_path: Path) -> None:
         assert worker.values("dsa_indexer_attachments") == {"": 2}
         assert worker.values("dsa_indexer_reattachments") == {"": 1}
         assert worker.values("dsa_indexer_detachments") == {"": 1}
-        assert worker.values("dsa_indexer_findings") == {"bad_page": 1}
+        assert worker.values("dsa_indexer_findings") == {"bad_page": 1, "wait_ended": 1}
         assert eventually(lambda: service.values("dsa_indexer_steps").get("answered") == 6)
         assert service.values("dsa_indexer_steps")["cancelled"] == 1
         assert worker.values("dsa_indexer_traces") == {"kept": 7, "dropped": 0}
