@@ -27,6 +27,10 @@ def racelab(
     device: Annotated[
         str, typer.Option(help="cpu, or cuda: two processes on the first GPU, under MPS.")
     ] = "cpu",
+    trace_file: Annotated[
+        Path | None,
+        typer.Option(help="Append the traces of steps that raced: for `trace`. On a CPU."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Provoke every race that the detectors know; then run clean steps.
@@ -38,7 +42,7 @@ def racelab(
     logging.basicConfig(level=logging.CRITICAL)
     with Status("", console=errors) as status:
         try:
-            result = _run(device, provocations, clean_steps, status.update)
+            result = _run(device, provocations, clean_steps, trace_file, status.update)
         except (IndexerError, RuntimeError) as error:
             fail(str(error))
     if as_json:
@@ -49,11 +53,22 @@ def racelab(
         raise typer.Exit(1)
 
 
-def _run(device: str, provocations: int, clean_steps: int, progress: Progress) -> LabResult:
+def _run(
+    device: str,
+    provocations: int,
+    clean_steps: int,
+    trace_file: Path | None,
+    progress: Progress,
+) -> LabResult:
     if device == "cpu":
-        return run_lab(provocations, clean_steps, progress)
+        try:
+            return run_lab(provocations, clean_steps, progress, trace_file=trace_file)
+        except OSError as error:
+            fail(f"trace_file: {error} (fix: a file that can be written)", 2)
     if device != "cuda":
         fail(f"device: {device} (fix: cpu or cuda)", 2)
+    if trace_file is not None:
+        fail("trace_file: not with --device cuda (fix: leave one of them out)", 2)
     from dsa_indexer_cli.racelab.cuda_run import run_cuda_lab  # Triton: only where it is used
 
     with tempfile.TemporaryDirectory() as folder:

@@ -13,6 +13,7 @@ from dsa_indexer_cli.trace.spans import read_trace_file
 from dsa_indexer_cli.trace.timeline import Timeline, timelines
 
 _LISTED = 20
+_ID = 32
 
 Write = Callable[[Timeline, Path], None]
 
@@ -24,14 +25,18 @@ def trace(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page that shows a timeline.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw a timeline.")] = None,
-    step: Annotated[
-        int | None, typer.Option(help="Of this step; by default of the newest one.")
+    step: Annotated[int | None, typer.Option(help="Only steps of this number.")] = None,
+    trace_id: Annotated[
+        str | None, typer.Option(help="Only the step whose trace's id begins so.")
     ] = None,
-    slowest: Annotated[bool, typer.Option("--slowest", help="Of the slowest step.")] = False,
+    finding: Annotated[
+        str | None, typer.Option(help="Only steps in which this kind of finding was made.")
+    ] = None,
+    slowest: Annotated[
+        bool, typer.Option("--slowest", help="Draw the slowest step, instead of the newest.")
+    ] = False,
 ) -> None:
-    """Show the steps of a trace file; with --perfetto, --html or --png, one step's timeline."""
-    if step is not None and slowest:
-        fail("step: not together with --slowest (fix: leave one of them out)", 2)
+    """List the steps of a trace file; with --perfetto, --html or --png, draw the newest one."""
     found = _read(file)
     outputs: list[tuple[str, Path, Callable[[], Write]]] = [
         (name, path, writer)
@@ -42,13 +47,24 @@ def trace(
         )
         if path is not None
     ]
+    chosen = [
+        timeline
+        for timeline in found
+        if step in (None, timeline.step)
+        and timeline.trace.startswith(trace_id or "")
+        and (finding is None or finding in {mark.name for mark in timeline.findings})
+    ]
+    if not chosen:
+        fail(
+            f"none of the {len(found)} steps in {file} is meant (fix: see them without options)", 2
+        )
     if not outputs:
-        _list(found if step is None else [_chosen(found, step, False)])
+        _list(chosen)
         return
-    chosen = _chosen(found, step, slowest)
+    drawn = max(chosen, key=lambda timeline: timeline.duration) if slowest else chosen[-1]
     for name, path, writer in outputs:
-        _write(name, path, writer, chosen)
-        errors.print(f"{path}: step {chosen.step}, trace {chosen.trace}", highlight=False)
+        _write(name, path, writer, drawn)
+        errors.print(f"{path}: step {drawn.step}, trace {drawn.trace}", highlight=False)
 
 
 def _read(file: Path) -> list[Timeline]:
@@ -62,19 +78,6 @@ def _read(file: Path) -> list[Timeline]:
     if not found:
         fail(f"file: {file} holds no step (fix: run with DSA_INDEXER_TRACE_FILE set to it)", 2)
     return found
-
-
-def _chosen(found: list[Timeline], step: int | None, slowest: bool) -> Timeline:
-    if slowest:
-        return max(found, key=lambda timeline: timeline.duration)
-    of_step = [timeline for timeline in found if step in (None, timeline.step)]
-    if not of_step:
-        numbers = [timeline.step for timeline in found]
-        fail(f"step: {step} is not in the file (fix: {min(numbers)} to {max(numbers)})", 2)
-    if step is not None and len(of_step) > 1:
-        # Several workers, or one after the other: each counts its own steps.
-        errors.print(f"{len(of_step)} steps have this number: the newest", highlight=False)
-    return of_step[-1]
 
 
 def _write(name: str, path: Path, writer: Callable[[], Write], timeline: Timeline) -> None:
@@ -99,7 +102,8 @@ def _png_writer() -> Write:
 
 
 def _list(found: list[Timeline]) -> None:
-    table = Table("step", "rows", "µs", "findings", "ended", "trace")
+    table = Table("step", "rows", "µs", "findings", "ended")
+    table.add_column("trace", no_wrap=True, min_width=_ID)
     for timeline in found[-_LISTED:]:
         kinds = ", ".join(sorted({mark.name for mark in timeline.findings}))
         table.add_row(

@@ -131,7 +131,7 @@ class Tracing:
         of_layers: Mapping[int, Attributes] | None = None,
         findings: Sequence[Finding] = (),
     ) -> list[Finding]:
-        """Spans of every stage that has begun, from one side's stamps of a step.
+        """Spans of every stage that has begun and was not left out, from one side's stamps.
 
         Args:
             context: of the step's span.
@@ -148,7 +148,7 @@ class Tracing:
         offset = wall_offset() if offset is None else offset
         for layer, stamps in zip(layers, times, strict=True):
             for stage in spans:
-                if not stamps[stage.begin]:
+                if not stamps[stage.begin] or _was_left_out(stage, stamps):
                     continue
                 own: dict[str, Value] = {
                     **attributes,
@@ -228,6 +228,11 @@ class Tracing:
         """Export what is queued, then stop."""
         self._closed.set()
         self._provider.shutdown()
+
+
+def _was_left_out(stage: StageSpan, stamps: Sequence[int]) -> bool:
+    """Its end has no time, and a later one has: of rows that get -1 nothing is scored, say."""
+    return not stamps[stage.end] and any(stamps[stage.end :])
 
 
 def parent_of(context: pb.TraceContext) -> otel_context.Context:

@@ -117,6 +117,26 @@ def test_a_finding_stands_where_it_happened_and_not_where_it_was_told(file: Path
     assert mark.at == gates.bars[1].end
 
 
+def test_a_finding_of_all_layers_stands_at_the_first_and_of_a_wait_at_its_end(
+    tmp_path: Path,
+) -> None:
+    told = [finding("dsa.gate", None, 900_000), finding("dsa.wait", 3, 900_000)]
+    path = write(tmp_path / "t", *step_lines(1, findings=told))
+    (timeline,) = timelines(read_trace_file(path).spans)
+    at = {mark.stage: mark.at for mark in timeline.findings}
+    worker, service = timeline.processes
+    assert at == {
+        "dsa.gate": service.lanes[0].bars[0].end,
+        "dsa.handback": worker.lanes[1].bars[1].begin,
+    }
+
+
+def test_too_few_times_tell_no_tick(tmp_path: Path) -> None:
+    (timeline,) = timelines(read_trace_file(write(tmp_path / "t", *step_lines(1)[:2])).spans)
+    assert [process.tick for process in timeline.processes] == [0, 0]
+    assert "not seen" in timeline.clock
+
+
 def test_without_an_output_the_steps_are_listed(file: Path) -> None:
     result = trace(file)
     assert result.exit_code == 0, result.output
@@ -127,7 +147,16 @@ def test_without_an_output_the_steps_are_listed(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "step"), [((), 3), (("--slowest",), 2), (("--step", 1), 1)], ids=str
+    ("options", "step"),
+    [
+        ((), 3),
+        (("--slowest",), 2),
+        (("--step", 1), 1),
+        (("--trace-id", f"{2:032x}"), 2),
+        (("--finding", "torn_input"), 3),
+        (("--finding", "torn_input", "--slowest"), 3),
+    ],
+    ids=str,
 )
 def test_which_step_is_taken(options: tuple[object, ...], step: int, file: Path) -> None:
     out = file.with_suffix(".json")
@@ -143,7 +172,7 @@ def test_of_two_workers_with_the_same_step_the_newest_counts(tmp_path: Path) -> 
         *step_lines(1, trace="a" * 32),
     )
     result = trace(path, "--perfetto", tmp_path / "o", "--step", 1)
-    assert "2 steps have this number" in result.output
+    assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "o").read_text())["otherData"]["trace_id"] == "b" * 32
 
 
@@ -205,8 +234,8 @@ def test_a_missing_extra_is_named(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--step", 9), "step: 9 is not in the file (fix: 1 to 3)"),
-        (("--step", 1, "--slowest"), "not together"),
+        (("--step", 9), "none of the 3 steps"),
+        (("--finding", "bad_page"), "none of the 3 steps"),
         (("--perfetto", "/nowhere/x"), "No such file"),
     ],
 )

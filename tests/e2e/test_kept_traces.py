@@ -168,6 +168,9 @@ def test_a_torn_length_is_found_kept_and_named_with_its_request(tmp_path: Path) 
         running.step()
     by_step = both.by_step()
     assert list(by_step) == [2]
+    # Nothing of its row was scored: no stage was left open.
+    assert all(span.status.is_unset for span in by_step[2])
+    assert not {"dsa.logits", "dsa.topk"} & {span.name for span in by_step[2]}
     told = [attributes for _, attributes in events(by_step[2])]
     assert {attributes[FINDING_EVENT] for attributes in told} == {"torn_input"}
     assert {attributes["dsa.request"] for attributes in told} == {"cmpl-9", "#0"}

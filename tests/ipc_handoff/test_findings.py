@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from ipc_handoff.findings import Finding, FindingKind, FindingLog, Findings
+from tests.support.findings import Kept
 
 FINDING = Finding(
     kind=FindingKind.TORN_INPUT,
@@ -25,14 +26,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class Kept:
-    def __init__(self) -> None:
-        self.found_ones: list[Finding] = []
-
-    def found(self, finding: Finding) -> None:
-        self.found_ones.append(finding)
 
 
 class Broken:
@@ -83,5 +76,5 @@ def test_a_listener_that_raises_costs_the_others_nothing(
 ) -> None:
     kept = Kept()
     Findings(Broken(), kept).found(FINDING)
-    assert kept.found_ones == [FINDING]
+    assert kept.findings == [FINDING]
     assert "listener failed" in caplog.text

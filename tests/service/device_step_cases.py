@@ -24,6 +24,7 @@ from indexer_service.executor import StepCancelled
 from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, numbers_size
 from indexer_service.step_kernels import StepKernels, StepShape
 from ipc_handoff.device_layout import AnswersWord, StagingWord
+from ipc_handoff.findings import FindingKind
 from ipc_handoff.layout import HandoffGeometry
 from tests.service.device_step_bench import CPU, GEOMETRY, Bench
 from tests.service.hand_worker import UNWRITTEN
@@ -144,6 +145,9 @@ def faults() -> None:
         (0, 0, 100, 101), (2, 2, 40, 40), *((row, 3, 8, 7) for row in range(3, 8)),
     ]  # fmt: skip
     assert report.faults[1].reason == pb.ROW_FAULT_REASON_PAGE_OUT_OF_BOUNDS
+    kinds = [FindingKind.TORN_INPUT, FindingKind.BAD_PAGE, FindingKind.BAD_QUERY_OFFSETS]
+    assert bench.found.kinds == kinds
+    assert [(f.row, f.request) for f in bench.found.findings] == [(0, "#0"), (2, "#2"), (3, "#3")]
 
 
 def not_published() -> None:
@@ -171,6 +175,8 @@ def second_layer_does_not_come() -> None:
     assert report.fault_count == 1
     assert int(bench.word(bench.worker.answers, AnswersWord.DONES)) == step.plan.step
     assert int(bench.word(bench.worker.answers, AnswersWord.DONES + 1)) == 0
+    (_, late) = bench.found.findings
+    assert (late.kind, late.step, late.layer) == (FindingKind.WAIT_ENDED, step.plan.step, 7)
 
 
 def _ends_with(message: str, spoil: Callable[[Bench], None]) -> None:

@@ -15,6 +15,7 @@ from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
 from indexer_service.events import StepObserver
 from indexer_service.settings import Settings
+from ipc_handoff.findings import FindingListener
 from tests.service.support import LocalService
 from tests.service.support import running as service_running
 from tests.support.waiting import eventually
@@ -127,10 +128,15 @@ def pair(
     tracing: Any = None,
     metrics: Any = None,
     step_metrics: Any = None,
+    worker_finds: FindingListener | None = None,
+    service_finds: FindingListener | None = None,
     **settings: Any,
 ) -> Iterator[Pair]:
-    """An attached pair; `settings` are the service's, `client` the session's; `step_metrics` and
-    `metrics` in this order too.
+    """An attached pair; `settings` are the service's, `client` the session's; `*_finds` are told
+    what each side finds.
+
+    Args:
+        metrics: the session's; step_metrics: the service's.
     """
     engine, reports = HeldEngine(), Reports()
     wanted = Settings(
@@ -138,9 +144,13 @@ def pair(
     )
     steps = RandomSteps(shape or Shape(), seed)
     asked = {"wait_bound_seconds": 2.0, "rpc_timeout_seconds": 3.0, "reattach_seconds": 0.2}
-    with service_running(
-        wanted, engine=engine, observer=observer or reports, metrics=step_metrics
-    ) as service:
+    parts = {
+        "engine": engine,
+        "observer": observer or reports,
+        "metrics": step_metrics,
+        "findings": service_finds,
+    }
+    with service_running(wanted, **parts) as service:
         of_client = ClientSettings(address=service.address, **{**asked, **(client or {})})
         with Session(
             steps.geometry,
@@ -149,6 +159,7 @@ def pair(
             settings=of_client,
             tracing=tracing,
             metrics=metrics,
+            findings=worker_finds,
         ) as session:
             session.wait_attached(SOON)
             made = Pair(service, session, steps)

@@ -62,8 +62,10 @@ def span(
     return json.dumps(line)
 
 
-def finding(stage: str, layer: int, at: int, **more: Any) -> dict[str, Any]:
-    told = {FINDING_EVENT: "torn_input", "dsa.stage": stage, "dsa.layer": layer, **more}
+def finding(stage: str, layer: int | None, at: int, **more: Any) -> dict[str, Any]:
+    told = {FINDING_EVENT: "torn_input", "dsa.stage": stage, **more}
+    if layer is not None:
+        told["dsa.layer"] = layer
     return {"name": FINDING_EVENT, "at": at, "attributes": told}
 
 

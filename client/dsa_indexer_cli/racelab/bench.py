@@ -19,13 +19,17 @@ from dsa_indexer_cli.racelab.service import Collected, FinishedSteps, LabEngine,
 from indexer_client import ClientSettings, Session, StepInputs
 from indexer_client.attachment import Attachment
 from indexer_client.step import Step
+from indexer_service.events import StepObserver, StepObservers
 from indexer_service.kernels import k_cache
 from indexer_service.settings import load
+from indexer_service.telemetry import StepTelemetry
 from ipc_handoff.addresses import UNIX
 from ipc_handoff.banks import HostBank
 from ipc_handoff.control import ServiceControl
 from ipc_handoff.findings import FindingKind
 from ipc_handoff.regions import SharedTensor
+from ipc_handoff.telemetry.settings import TraceSettings
+from ipc_handoff.telemetry.tracing import start as start_tracing
 
 GEOMETRY = batches.geometry(heads=16, page_size=32, top_k=16, max_context=128)
 SHARING_LAYER = 1
@@ -174,8 +178,18 @@ class Bench:
 
 
 @contextmanager
-def bench(detectors: str = "all", bounds: Bounds = PATIENT, seed: int = 1) -> Iterator[Bench]:
-    """An attached bench; detectors: the setting of both sides."""
+def bench(
+    detectors: str = "all",
+    bounds: Bounds = PATIENT,
+    seed: int = 1,
+    trace_file: Path | None = None,
+) -> Iterator[Bench]:
+    """An attached bench.
+
+    Args:
+        detectors: the setting of both sides.
+        trace_file: both sides append the spans of steps in which something was found.
+    """
     worker, service, finished, engine = (
         Collected("worker"), Collected("service"), FinishedSteps(), LabEngine(),
     )  # fmt: skip
@@ -189,7 +203,13 @@ def bench(detectors: str = "all", bounds: Bounds = PATIENT, seed: int = 1) -> It
                 "detectors": detectors,
             }
         )
-        running = LabService(settings, engine=engine, observer=finished, findings=service)
+        observers: list[StepObserver] = [finished]
+        if (tracing := start_tracing(TraceSettings("racelab-service", trace_file))) is not None:
+            stack.callback(tracing.close)
+            observers.insert(0, StepTelemetry(tracing))
+        running = LabService(
+            settings, engine=engine, observer=StepObservers(*observers), findings=service
+        )
         stack.callback(running.stop)
         client = ClientSettings(
             address=running.address,
@@ -197,6 +217,8 @@ def bench(detectors: str = "all", bounds: Bounds = PATIENT, seed: int = 1) -> It
             reattach_seconds=0.05,
             banks=4,
             detectors=detectors,
+            trace_file=trace_file,
+            trace_ratio=0.0,
         )
         made = Bench(engine, finished, (worker, service), client, seed)
         stack.callback(made.close)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from dsa_indexer_cli.racelab.batches import Sort
 from dsa_indexer_cli.racelab.bench import PATIENT, Bench, Bounds, bench
@@ -23,6 +24,7 @@ def run_lab(
     *,
     detectors: str = "all",
     races: Sequence[Provocation[Bench, Bounds]] = PROVOCATIONS,
+    trace_file: Path | None = None,
 ) -> LabResult:
     """Run everything on the CPU transport.
 
@@ -32,6 +34,7 @@ def run_lab(
         progress: told what is being done.
         detectors: the setting of both sides.
         races: those that are provoked.
+        trace_file: gets the spans of the steps that raced.
 
     Raises:
         IndexerError: the session could not attach again.
@@ -39,7 +42,7 @@ def run_lab(
     began = time.monotonic()
     result = LabResult("cpu", detectors)
     for bounds in dict.fromkeys(race.terms for race in races):
-        with bench(detectors, bounds) as made:
+        with bench(detectors, bounds, trace_file=trace_file) as made:
             chosen = [race for race in races if race.terms == bounds]
             result.provoked += provoke(made, chosen, provocations, progress)
     if clean_steps:

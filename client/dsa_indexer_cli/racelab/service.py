@@ -10,6 +10,7 @@ import torch
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
+from indexer_service.events import StepObserver
 from indexer_service.server import Service
 from indexer_service.settings import Settings
 from ipc_handoff.findings import Finding
@@ -29,8 +30,8 @@ class Collected:
         self.findings.append(finding)
 
 
-class FinishedSteps:
-    """A `StepObserver` that others can wait for. What the service finds, it has told before."""
+class FinishedSteps(StepObserver):
+    """Can be waited for. What the service finds, it has told before."""
 
     def __init__(self) -> None:
         self._newest: dict[int, int] = {}

@@ -11,8 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dsa_indexer_cli.trace.colours import STAGE_COLOURS
 from dsa_indexer_cli.trace.timeline import Bar, Lane, Mark, Timeline
 
-_LABELS = 120
-_WIDTH = 1080
+_LABELS = 136
+_WIDTH = 1064
 _LANE = 26
 _BAR = 18
 _HEADER = 24

@@ -12,8 +12,10 @@ from dsa_indexer_cli.trace.spans import Event, Span
 from ipc_handoff.stages import FINDING_EVENT, SERVICE_SPANS, STEP_SPAN, WORKER_SPANS
 
 CLOCK_ERROR = "dsa.clock_error_ns"
-# What happens in a stage that has no line of its own is drawn on the next one.
-_LINES = {"dsa.wait": "dsa.handback"}
+# A wait has no span: what happens in it is drawn where hand-back begins.
+_WAIT, _AFTER_WAIT = "dsa.wait", "dsa.handback"
+_FEWEST_TIMES = 12
+"""So many times have a common divisor by chance once in thousands."""
 _SIDES = (("worker", WORKER_SPANS), ("service", SERVICE_SPANS))
 
 
@@ -55,7 +57,7 @@ class Process:
     """Attributes:
     side: worker or service.
     pids: that told of it: usually one.
-    tick: ns; all of its times differ by multiples of it.
+    tick: ns; all of its times differ by multiples of it. 0: too few times to tell.
     """
 
     side: str
@@ -71,11 +73,13 @@ class Mark:
     Attributes:
         at: ns since the timeline's begin.
         stage: the line it belongs to; empty: to the whole step.
+        told_by: name of the process that told it.
     """
 
     name: str
     at: int
     stage: str
+    told_by: str
     is_finding: bool
     attributes: Mapping[str, Any]
 
@@ -130,9 +134,9 @@ def _timeline(spans: list[Span]) -> Timeline:
     whole = [span for span in spans if span.name == STEP_SPAN]
     began = min(span.begin for span in spans)
     ended = max(span.end for span in spans)
-    ends = {(span.name, span.attributes.get("dsa.layer")): span.end for span in spans}
+    moments = _moments(spans)
     marks = [
-        _mark(event, span, ends, began)
+        _mark(event, span, moments, began)
         for span in spans
         for event in span.events
         if event.name != "clock"
@@ -166,8 +170,10 @@ def _process(side: str, stages: list[str], spans: list[Span], began: int) -> Pro
         lanes.append(Lane(stage, tuple(sorted(bars, key=lambda bar: bar.begin))))
     told = {span.pid for span in own if _state(span) is not State.INCOMPLETE}
     # The end of a stage that never ended is the moment at which it was exported.
-    times = {span.begin for span in own} | {span.end for span in own if not span.error}
-    tick = gcd(*(after - before for before, after in pairwise(sorted(times))))
+    times = sorted({span.begin for span in own} | {span.end for span in own if not span.error})
+    tick = gcd(*(after - before for before, after in pairwise(times)))
+    if len(times) < _FEWEST_TIMES:
+        tick = 0
     return Process(side, tuple(sorted(told)), tick, tuple(lanes))
 
 
@@ -191,12 +197,24 @@ def _state(span: Span) -> State:
     return State.ERROR if span.error else State.WELL
 
 
-def _mark(event: Event, span: Span, ends: Mapping[tuple[str, Any], int], began: int) -> Mark:
+def _moments(spans: Iterable[Span]) -> dict[tuple[str, Any], int]:
+    """When something in a stage of a layer was seen: at its end. None: of the first layer."""
+    moments: dict[tuple[str, Any], int] = {}
+    for span in sorted(spans, key=lambda span: span.begin):
+        layer = span.attributes.get("dsa.layer")
+        for where in (layer, None):
+            moments.setdefault((span.name, where), span.end)
+            if span.name == _AFTER_WAIT:
+                moments.setdefault((_WAIT, where), span.begin)
+    return moments
+
+
+def _mark(event: Event, span: Span, moments: Mapping[tuple[str, Any], int], began: int) -> Mark:
     attributes = event.attributes
     stage = str(attributes.get("dsa.stage", "" if span.name == STEP_SPAN else span.name))
     if event.name != FINDING_EVENT:
-        return Mark(event.name, event.at - began, stage, False, attributes)
+        return Mark(event.name, event.at - began, stage, span.service, False, attributes)
     # It is told when the step is over: what it is about was earlier.
-    stage = _LINES.get(stage, stage)
-    at = ends.get((stage, attributes.get("dsa.layer")), event.at)
-    return Mark(str(attributes.get(FINDING_EVENT)), at - began, stage, True, attributes)
+    at = moments.get((stage, attributes.get("dsa.layer")), event.at) - began
+    stage = _AFTER_WAIT if stage == _WAIT else stage
+    return Mark(str(attributes.get(FINDING_EVENT)), at, stage, span.service, True, attributes)
