@@ -43,6 +43,8 @@ class StageSpan(NamedTuple):
 PREFIX = "dsa."
 """Of the names of a step's spans; spans of calls have the calls' names."""
 STEP_SPAN = "dsa.step"
+HOST_CLOCK_TICK = "dsa.host_clock_tick_ns"
+"""Attribute of a process: the resolution of its monotonic clock."""
 FINDING_EVENT = "dsa.finding"
 """Name of the event, and of its attribute that holds the kind."""
 WORKER_SPANS = (

@@ -1,9 +1,12 @@
 """What the standard `OTEL_*` variables choose."""
 
 import os
+import time
 from collections.abc import Collection
 
 from opentelemetry.sdk.resources import Resource
+
+from ipc_handoff.stages import HOST_CLOCK_TICK
 
 OTLP = "otlp"
 CONSOLE = "console"
@@ -17,7 +20,10 @@ def is_disabled() -> bool:
 def resource(service_name: str) -> Resource:
     """Who tells; `OTEL_SERVICE_NAME` wins."""
     name = os.environ.get("OTEL_SERVICE_NAME") or service_name
-    return Resource.create({"service.name": name, "process.pid": os.getpid()})
+    tick = round(time.get_clock_info("monotonic").resolution * 1e9)
+    return Resource.create(
+        {"service.name": name, "process.pid": os.getpid(), HOST_CLOCK_TICK: tick}
+    )
 
 
 def wanted_exporters(signal: str, known: Collection[str]) -> set[str]:

@@ -13,7 +13,7 @@ from dsa_indexer_cli.main import app
 from dsa_indexer_cli.trace.spans import read_trace_file
 from dsa_indexer_cli.trace.timeline import State, timelines
 from indexer_service.telemetry import StepTelemetry
-from ipc_handoff.stages import SERVICE_SPANS, WORKER_SPANS
+from ipc_handoff.stages import FINDING_EVENT, SERVICE_SPANS, WORKER_SPANS
 from ipc_handoff.telemetry.tracing import TraceSettings, start
 from tests.cli.lines import one_line
 from tests.support.plants import pair
@@ -135,6 +135,30 @@ def test_too_few_times_tell_no_tick(tmp_path: Path) -> None:
     (timeline,) = timelines(read_trace_file(write(tmp_path / "t", *step_lines(1)[:2])).spans)
     assert [process.tick for process in timeline.processes] == [0, 0]
     assert "not seen" in timeline.clock
+
+
+def test_without_a_gpu_the_hosts_clock_has_told_its_tick(tmp_path: Path) -> None:
+    lines = step_lines(1, clock_error=None)[:7]
+    (timeline,) = timelines(read_trace_file(write(tmp_path / "t", *lines)).spans)
+    assert [process.tick for process in timeline.processes] == [4, 4]
+
+
+def test_what_was_found_late_makes_the_step_no_longer(tmp_path: Path) -> None:
+    told = finding("dsa.gate", 3, 5_000_000)
+    late = span(
+        FINDING_EVENT,
+        5_000_000,
+        5_000_000,
+        trace=f"{1:032x}",
+        attributes={"dsa.step": 1},
+        events=[told],
+    )
+    path = write(tmp_path / "t", *step_lines(1), late)
+    (timeline,) = timelines(read_trace_file(path).spans)
+    (mark,) = timeline.findings
+    assert mark.at < timeline.duration < 1_000_000
+    (alone,) = timelines(read_trace_file(write(tmp_path / "u", late)).spans)
+    assert len(alone.findings) == 1
 
 
 def test_without_an_output_the_steps_are_listed(file: Path) -> None:

@@ -6,14 +6,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ipc_handoff.stages import FINDING_EVENT, SERVICE_SPANS, STEP_SPAN, WORKER_SPANS
+from ipc_handoff.stages import (
+    FINDING_EVENT,
+    HOST_CLOCK_TICK,
+    SERVICE_SPANS,
+    STEP_SPAN,
+    WORKER_SPANS,
+)
 
 BEGAN = 1_790_000_000_123_456_789
 LAYERS = (0, 3, 7)
 TICK = 32
 
 SIDES = {span.name: "worker" for span in WORKER_SPANS}
-SIDES |= {span.name: "service" for span in SERVICE_SPANS} | {STEP_SPAN: "worker"}
+SIDES |= {span.name: "service" for span in SERVICE_SPANS}
+SIDES |= {STEP_SPAN: "worker", FINDING_EVENT: "service"}
 # When the stages of a layer begin and end, in ticks since the layer began.
 TIMES = {
     "dsa.stage": (0, 50),
@@ -54,6 +61,7 @@ def span(
             "attributes": {
                 "service.name": f"dsa-indexer-{side}",
                 "process.pid": {"worker": 11, "service": 22}[side],
+                HOST_CLOCK_TICK: 4,
             }
         },
         "start_time_unix_nano": BEGAN + begin,

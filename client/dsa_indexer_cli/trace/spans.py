@@ -7,6 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ipc_handoff.stages import HOST_CLOCK_TICK
+
 
 @dataclass(frozen=True)
 class Event:
@@ -27,6 +29,7 @@ class Span:
     service: name of the process that exported it.
     begin, end: wall time, ns.
     error: why it did not end well; empty if it did.
+    host_tick: of the monotonic clock in that process, ns; 0: not told.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Span:
     begin: int
     end: int
     error: str
+    host_tick: int
     attributes: Mapping[str, Any]
     events: tuple[Event, ...]
 
@@ -78,6 +82,7 @@ def _span(line: dict[str, Any]) -> Span:
         begin=_at(line, "start_time"),
         end=_at(line, "end_time"),
         error=status.get("description") or "error" if is_error else "",
+        host_tick=resource.get(HOST_CLOCK_TICK, 0),
         attributes=line["attributes"],
         events=tuple(
             Event(event["name"], _wall_time(event["timestamp"]), event["attributes"])

@@ -133,7 +133,9 @@ def _timeline(spans: list[Span]) -> Timeline:
     # A worker that was killed has left stages, and no span of the step.
     whole = [span for span in spans if span.name == STEP_SPAN]
     began = min(span.begin for span in spans)
-    ended = max(span.end for span in spans)
+    # What was found late has a span of its own.
+    timed = [span for span in spans if span.name != FINDING_EVENT] or spans
+    ended = max(span.end for span in timed)
     moments = _moments(spans)
     marks = [
         _mark(event, span, moments, began)
@@ -144,6 +146,7 @@ def _timeline(spans: list[Span]) -> Timeline:
     events = [event for span in spans for event in span.events]
     carriers: list[Span | Event] = [*spans, *events]
     told = [carrier.attributes.get(CLOCK_ERROR) for carrier in carriers]
+    error = max((error for error in told if error is not None), default=None)
     return Timeline(
         trace=spans[0].trace,
         step=_first(spans, "dsa.step"),
@@ -151,9 +154,12 @@ def _timeline(spans: list[Span]) -> Timeline:
         rows=_first(spans, "dsa.rows"),
         began=began,
         duration=ended - began,
-        clock_error=max((error for error in told if error is not None), default=None),
+        clock_error=error,
         error=next((span.error for span in whole), "the worker never ended it"),
-        processes=tuple(_process(side, [s.name for s in of], spans, began) for side, of in _SIDES),
+        processes=tuple(
+            _process(side, [s.name for s in of], spans, began, is_gpu=error is not None)
+            for side, of in _SIDES
+        ),
         marks=tuple(sorted(marks, key=lambda mark: mark.at)),
     )
 
@@ -162,7 +168,9 @@ def _first(spans: Iterable[Span], name: str) -> int:
     return max((int(span.attributes.get(name, 0)) for span in spans), default=0)
 
 
-def _process(side: str, stages: list[str], spans: list[Span], began: int) -> Process:
+def _process(
+    side: str, stages: list[str], spans: list[Span], began: int, *, is_gpu: bool
+) -> Process:
     own = [span for span in spans if span.name in stages]
     lanes = []
     for stage in stages:
@@ -174,6 +182,8 @@ def _process(side: str, stages: list[str], spans: list[Span], began: int) -> Pro
     tick = gcd(*(after - before for before, after in pairwise(times)))
     if len(times) < _FEWEST_TIMES:
         tick = 0
+    if not is_gpu:
+        tick = tick or max((span.host_tick for span in own), default=0)
     return Process(side, tuple(sorted(told)), tick, tuple(lanes))
 
 
