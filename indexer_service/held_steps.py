@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from dsa_indexer.v1 import indexer_pb2 as pb
 from ipc_handoff.doorbells import ServiceBells
 from ipc_handoff.findings import Finding
+from ipc_handoff.layout import HELD_STEPS
 from ipc_handoff.stages import SERVICE_SPANS
 from ipc_handoff.telemetry.attributes import Attributes, Times
 from ipc_handoff.telemetry.step_trace import SAMPLED
 from ipc_handoff.telemetry.tracing import Tracing
-
-HELD_STEPS = 64
-"""Fewer than stamps and words are there for: what the worker decides it decides soon."""
 
 
 @dataclass

@@ -19,6 +19,8 @@ CACHE_LINE = 64
 
 RING_CAPACITY = 64
 STAMPED_STEPS = 128
+HELD_STEPS = 32
+"""Traced steps that a side holds undecided: fewer than any ring of stamps has."""
 REPORTED_FAULTS = 64
 MESSAGE_BYTES = 512
 

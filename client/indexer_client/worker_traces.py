@@ -2,7 +2,7 @@
 
 A step is kept if it was sampled, if it was slow, lost its service or failed, if something was
 found in it, or if the service wants it. Either side may say so until the other one has dropped
-its part, 64 steps later.
+its part, 32 steps later.
 """
 
 import threading
@@ -14,13 +14,10 @@ from indexer_client.attachment import Attachment
 from indexer_client.inputs import StepInputs
 from indexer_client.telemetry import begun_attributes, export_step
 from ipc_handoff.findings import Finding
-from ipc_handoff.layout import STAMPED_STEPS, HandoffGeometry
+from ipc_handoff.layout import HELD_STEPS, STAMPED_STEPS, HandoffGeometry
 from ipc_handoff.telemetry.attributes import Attributes, Times
 from ipc_handoff.telemetry.step_trace import StepTrace
 from ipc_handoff.telemetry.tracing import Tracing
-
-HELD_STEPS = 64
-"""Fewer than stamps and words are there for."""
 
 _NANOSECONDS = 1e9
 

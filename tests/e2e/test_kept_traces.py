@@ -10,10 +10,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from dsa_indexer_cli.trace.spans import read_trace_file
 from indexer_client import ClientSettings, Session, Source
-from indexer_client.worker_traces import HELD_STEPS, WorkerTraces
-from indexer_service import held_steps
+from indexer_client.worker_traces import WorkerTraces
 from ipc_handoff.doorbells import ServiceBells, WorkerBells
 from ipc_handoff.findings import Finding, FindingKind
+from ipc_handoff.layout import HELD_STEPS
 from ipc_handoff.stages import FINDING_EVENT, SERVICE_SPANS, STEP_SPAN
 from tests.e2e.conftest import Start
 from tests.support.plants import Pair
@@ -215,7 +215,7 @@ def test_what_nobody_decides_about_is_bounded_on_both_sides(tmp_path: Path) -> N
         assert traces.dropped == 20
         (held,) = both.telemetry._held.values()
         assert eventually(lambda: held.dropped == 20)
-        assert len(held._steps) == held_steps.HELD_STEPS
+        assert len(held._steps) == HELD_STEPS
     assert not both.telemetry._held
     assert not both.spans("worker")
     assert not both.spans("service")
