@@ -20,6 +20,8 @@ from ipc_handoff.telemetry.step_trace import StepTrace
 from ipc_handoff.telemetry.tracing import Tracing
 
 _NANOSECONDS = 1e9
+_SETTLED_STEPS = 8
+"""So often all undecided steps are looked at: well within `HELD_STEPS`."""
 
 
 class StampReader(Protocol):
@@ -75,6 +77,7 @@ class WorkerTraces:
         self._newest: dict[int, StepTrace] = {}
         self._held: deque[EndedStep] = deque()
         self._last_end = 0
+        self._was_found = False
         self._lock = threading.Lock()
         self.kept = self.dropped = 0
 
@@ -94,6 +97,7 @@ class WorkerTraces:
                 self._tracing.finding_span(trace.context, [finding], {"dsa.step": finding.step})
             else:
                 trace.found(finding)
+                self._was_found = True
 
     def end(self, step: EndedStep) -> None:
         """A step whose trace has ended; its stamps are there."""
@@ -104,10 +108,13 @@ class WorkerTraces:
         if slow is not None and took > slow * _NANOSECONDS:
             trace.keep()
         self._held.append(step)
-        self.settle()
+        # Looking at all of them takes longer than all the rest.
+        if step.is_wanted or self._was_found or step.number % _SETTLED_STEPS == 0:
+            self.settle()
 
     def settle(self) -> None:
         """Make the spans of what is wanted by now; drop what nobody can want any more."""
+        self._was_found = False
         for step in [held for held in self._held if held.is_wanted]:
             self._held.remove(step)
             self._export(step)

@@ -87,11 +87,11 @@ class Tracing:
 
     def __init__(self, settings: TraceSettings, exporters: Iterable[SpanExporter]) -> None:
         self.slow_seconds = settings.slow_seconds
-        self._sampler = _sampler(settings.ratio)
+        self._sampler = _sampler(settings.ratio)  # of steps
         self._ids = GivenIds()
         self._provider = TracerProvider(
             resource=resource(settings.service_name),
-            sampler=StepsAreDecided(self._sampler),
+            sampler=StepsAreDecided(ParentBased(self._sampler)),
             id_generator=self._ids,
             shutdown_on_exit=False,
         )
@@ -250,4 +250,4 @@ def _sampler(ratio: float) -> Sampler:
     if os.environ.get("OTEL_TRACES_SAMPLER"):
         # The one that the variables name: only the SDK's own provider reads them.
         return TracerProvider(shutdown_on_exit=False).sampler
-    return ParentBased(TraceIdRatioBased(ratio))
+    return TraceIdRatioBased(ratio)

@@ -178,6 +178,7 @@ def test_undecided_steps_are_dropped_while_their_stamps_are_still_there(made: An
     for _ in range(HELD_STEPS + 5):
         bench.step()
     bench.device.close()
+    bench.traces.settle()
     assert bench.traces.dropped == 5
     bench.bells.wanted.add(1)
     bench.traces.settle()

@@ -211,8 +211,8 @@ def test_what_nobody_decides_about_is_bounded_on_both_sides(tmp_path: Path) -> N
             running.step()
         traces = running.session._traces
         assert isinstance(traces, WorkerTraces)
-        assert len(traces._held) == HELD_STEPS
-        assert traces.dropped == 20
+        assert HELD_STEPS <= len(traces._held) < HELD_STEPS + 8
+        assert traces.dropped == HELD_STEPS + 20 - len(traces._held)
         (held,) = both.telemetry._held.values()
         assert eventually(lambda: held.dropped == 20)
         assert len(held._steps) == HELD_STEPS
