@@ -82,7 +82,7 @@ $(VENV)/.development: $(VENV)/.runtime constraints/development.txt
 
 # One test opens a page in a browser, and is skipped without one.
 $(VENV)/.browser: $(VENV)/.runtime
-	@if command -v chromium chromium-browser google-chrome >/dev/null; then :; \
+	@if which chromium chromium-browser google-chrome 2>/dev/null | grep -q .; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "Installing Chromium, for the test that opens a page"; \
 	    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium; } \

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.attachment import Attachment
-from indexer_service.device_step import DeviceStep, StageTimes, is_traced
+from indexer_service.device_step import DeviceStep, StageTimes, is_timed
 from indexer_service.device_stream import DeviceStream, Mark, told_when_lost
 from indexer_service.engine import Engine
 from indexer_service.engines.triton import TritonEngine
@@ -226,7 +226,7 @@ class DeviceExecutor:
             budget.spend(_LAUNCHES_A_STEP)
             words = RESULT_HEAD + FAULT_WORDS * plan.requests
             slot.result[:words].copy_(kernels.result[:words], non_blocking=True)
-            if self._stages is not None and is_traced(plan):
+            if self._stages is not None and is_timed(plan):
                 slot.stamps.copy_(kernels.stamps_of(plan.step), non_blocking=True)
             return stream.mark()
 

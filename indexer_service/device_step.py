@@ -17,6 +17,7 @@ from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.stamps import StepTimes
 
 _CLOCK_SECONDS = 1.0
+_TIMED_STEPS = 16
 
 _WHY = {
     GateEnd.LATE: "gate: the worker did not come within {bound} s",
@@ -26,9 +27,9 @@ _WHY = {
 }
 
 
-def is_traced(plan: pb.StepPlan) -> bool:
-    """Whether the times of the step's stages are wanted."""
-    return bool(plan.trace.trace_id)
+def is_timed(plan: pb.StepPlan) -> bool:
+    """Whether the times of the step's stages are wanted: it is traced, or a sample for metrics."""
+    return bool(plan.trace.trace_id) or plan.step % _TIMED_STEPS == 0
 
 
 class StageTimes:
@@ -107,7 +108,7 @@ class DeviceStep:
         plan, slot = self._plan, self._slot
         live, reason, answered = slot.live
         faults = slot.faults(plan.requests)
-        if self._stages is not None and is_traced(plan):
+        if self._stages is not None and is_timed(plan):
             self._times = self._stages.of(plan.step, slot.stamps.tolist())
         self._slots.give_back(slot)
         self._report.answered_layers.extend(plan.layers[:answered])

@@ -6,6 +6,7 @@ from collections import deque
 from ipc_handoff.control import WorkerControl
 from ipc_handoff.layout import STAMPED_STEPS, HandoffGeometry
 from ipc_handoff.stages import SERVICE_SPANS
+from ipc_handoff.stamps import StepTimes
 from ipc_handoff.telemetry.attributes import Times
 from ipc_handoff.telemetry.step_trace import StepTrace
 
@@ -57,4 +58,6 @@ def lost_service_stages(
         times: [layer ordinal][ServiceStage].
     """
     attributes = {"dsa.step": step, "dsa.epoch": epoch}
+    if isinstance(times, StepTimes) and times.clock_error is not None:
+        attributes["dsa.clock_error_ns"] = times.clock_error
     trace.stages(SERVICE_SPANS, times, geometry.layers, attributes, incomplete=True)

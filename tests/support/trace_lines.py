@@ -17,6 +17,7 @@ from ipc_handoff.stages import (
 BEGAN = 1_790_000_000_123_456_789
 LAYERS = (0, 3, 7)
 TICK = 32
+WORKERS_CLOCK_ERROR = 900
 
 SIDES = {span.name: "worker" for span in WORKER_SPANS}
 SIDES |= {span.name: "service" for span in SERVICE_SPANS}
@@ -106,8 +107,12 @@ def step_lines(
             lines.append(
                 span(name, offset + first * TICK, offset + last * TICK, trace=trace, attributes=own)
             )
+    events = list(findings)
+    if clock_error is not None:
+        told = {"dsa.clock_error_ns": WORKERS_CLOCK_ERROR}
+        events.append({"name": "clock", "at": begin, "attributes": told})
     end = begin + LAYER * TICK * len(LAYERS) + 128 + slower
-    lines.append(span(STEP_SPAN, begin, end, trace=trace, attributes=known, events=findings))
+    lines.append(span(STEP_SPAN, begin, end, trace=trace, attributes=known, events=events))
     return lines
 
 

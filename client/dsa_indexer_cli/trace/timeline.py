@@ -1,7 +1,7 @@
 """One step as a timeline: two processes, a line for each stage, what was found where."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -58,11 +58,14 @@ class Process:
     side: worker or service.
     pids: that told of it: usually one.
     tick: ns; all of its times differ by multiples of it. 0: too few times to tell.
+    clock_error: by how much its times may be wrong on the host's clock, ns, if they are a GPU's;
+        None: they are the host's own.
     """
 
     side: str
     pids: tuple[int, ...]
     tick: int
+    clock_error: int | None
     lanes: tuple[Lane, ...]
 
 
@@ -89,8 +92,6 @@ class Timeline:
     """Attributes:
     began: wall time, ns.
     duration: ns.
-    clock_error: by how much times of a GPU may be wrong on the host's clock, ns; None: all
-        times are the host's own.
     error: why the step did not end well; empty if it did.
     """
 
@@ -100,7 +101,6 @@ class Timeline:
     rows: int
     began: int
     duration: int
-    clock_error: int | None
     error: str
     processes: tuple[Process, ...]
     marks: tuple[Mark, ...]
@@ -114,10 +114,14 @@ class Timeline:
         """How far the times can be trusted, in a sentence."""
         ticks = ", ".join(f"{p.side} {p.tick:,} ns" for p in self.processes if p.tick)
         tick = f"tick: {ticks or 'not seen'}"
-        if self.clock_error is None:
+        errors = [
+            f"{p.side} within ± {p.clock_error:,} ns"
+            for p in self.processes
+            if p.clock_error is not None
+        ]
+        if not errors:
             return f"Both processes by the host's monotonic clock; {tick}."
-        error = f"± {self.clock_error:,} ns"
-        return f"Stages by the GPU's clock, placed on the host's within {error}; {tick}."
+        return f"Stages by the GPU's clock, on the host's: {', '.join(errors)}; {tick}."
 
 
 def timelines(spans: Iterable[Span]) -> list[Timeline]:
@@ -143,10 +147,6 @@ def _timeline(spans: list[Span]) -> Timeline:
         for event in span.events
         if event.name != "clock"
     ]
-    events = [event for span in spans for event in span.events]
-    carriers: list[Span | Event] = [*spans, *events]
-    told = [carrier.attributes.get(CLOCK_ERROR) for carrier in carriers]
-    error = max((error for error in told if error is not None), default=None)
     return Timeline(
         trace=spans[0].trace,
         step=_first(spans, "dsa.step"),
@@ -154,12 +154,8 @@ def _timeline(spans: list[Span]) -> Timeline:
         rows=_first(spans, "dsa.rows"),
         began=began,
         duration=ended - began,
-        clock_error=error,
         error=next((span.error for span in whole), "the worker never ended it"),
-        processes=tuple(
-            _process(side, [s.name for s in of], spans, began, is_gpu=error is not None)
-            for side, of in _SIDES
-        ),
+        processes=tuple(_process(side, [s.name for s in of], spans, began) for side, of in _SIDES),
         marks=tuple(sorted(marks, key=lambda mark: mark.at)),
     )
 
@@ -168,9 +164,7 @@ def _first(spans: Iterable[Span], name: str) -> int:
     return max((int(span.attributes.get(name, 0)) for span in spans), default=0)
 
 
-def _process(
-    side: str, stages: list[str], spans: list[Span], began: int, *, is_gpu: bool
-) -> Process:
+def _process(side: str, stages: list[str], spans: list[Span], began: int) -> Process:
     own = [span for span in spans if span.name in stages]
     lanes = []
     for stage in stages:
@@ -182,9 +176,19 @@ def _process(
     tick = gcd(*(after - before for before, after in pairwise(times)))
     if len(times) < _FEWEST_TIMES:
         tick = 0
-    if not is_gpu:
+    clock_error = _clock_error(own if side == "service" else _events_of_steps(spans))
+    if clock_error is None:
         tick = tick or max((span.host_tick for span in own), default=0)
-    return Process(side, tuple(sorted(told)), tick, tuple(lanes))
+    return Process(side, tuple(sorted(told)), tick, clock_error, tuple(lanes))
+
+
+def _events_of_steps(spans: list[Span]) -> list[Event]:
+    return [event for span in spans if span.name == STEP_SPAN for event in span.events]
+
+
+def _clock_error(told_by: Sequence[Span | Event]) -> int | None:
+    errors = [part.attributes.get(CLOCK_ERROR) for part in told_by]
+    return max((int(error) for error in errors if error is not None), default=None)
 
 
 def _bar(span: Span, began: int) -> Bar:
