@@ -1,6 +1,7 @@
 """What the detectors cost on a GPU: decode steps of the hand-over's benchmark, on and off in turns.
 
     python benchmarks/detectors_gpu.py [--results FOLDER]
+    python benchmarks/detectors_gpu.py --document benchmarks/results/FILE
 
 Starts an MPS daemon, a service with all detectors and one with none; one worker has a session with
 each. On a GPU the guard of inputs is a kernel that both have, so that what differs is the host's
@@ -21,6 +22,7 @@ import torch
 import typer
 from handoff_gpu import PACKAGES, mps, service
 from handoff_workload import GEOMETRY, Decode, Work
+from race_documents import detectors_gpu as put_detectors
 from results_file import RESULTS, write
 
 from attention_worker.device_session import DeviceIndexer
@@ -96,8 +98,12 @@ def _shape(
 def main(
     results: Annotated[Path, typer.Option(help="Folder for the results file.")] = RESULTS,
     as_worker: Annotated[str, typer.Option(hidden=True)] = "",
+    document: Annotated[Path | None, typer.Option(help="Write docs from this file.")] = None,
 ) -> None:
     """Measure, print, write benchmarks/results."""
+    if document is not None:
+        put_detectors(document)
+        return
     if as_worker:
         print(json.dumps(worker(json.loads(as_worker))), flush=True)
         return

@@ -18,11 +18,12 @@ import torch
 from triton.runtime import interpreter
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from dsa_indexer_cli.racelab.cuda_service import open_gate
 from indexer_service import device_executor, step_graphs, step_kernels
 from indexer_service.device_executor import DeviceExecutor
 from indexer_service.executor import StepCancelled
 from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, numbers_size
-from indexer_service.step_kernels import StepKernels, StepShape
+from indexer_service.step_kernels import StepKernels, StepShape, tensor_at
 from ipc_handoff.device_layout import AnswersWord, StagingWord
 from ipc_handoff.findings import FindingKind
 from ipc_handoff.layout import HandoffGeometry
@@ -150,6 +151,30 @@ def faults() -> None:
     assert [(f.row, f.request) for f in bench.found.findings] == [(0, "#0"), (2, "#2"), (3, "#3")]
 
 
+def publish_race() -> None:
+    """The race lab's service does not wait: it reads what the step before left in the slot."""
+    with patch.object(step_kernels, "gate", open_gate):
+        bench = Bench()
+        slots = GEOMETRY.slots
+        for length in range(50, 50 + slots):
+            step = bench.worker.make([1, 1], [length, length])
+            bench.check(step, bench.run(step))
+        assert not bench.found.findings
+        late = bench.worker.make([1, 1], [90, 60])
+        bench.worker.publish(late)
+        for ordinal in range(len(GEOMETRY.layers)):
+            late.q[ordinal], late.weights[ordinal] = late.q[0], late.weights[0]
+            bench.worker.stage(late, ordinal)
+        # As it still is on a GPU whose worker's stream is late.
+        at = bench.worker.staging + GEOMETRY.device.staging_at(late.plan.step % slots)
+        lengths = tensor_at(at + GEOMETRY.device.seq_lens, (2,), torch.int32, CPU)
+        lengths.fill_(50)
+        report = bench.finish(late)
+    assert report.fault_count == 2
+    assert bench.found.kinds == [FindingKind.TORN_INPUT] * 2
+    assert [(f.expected, f.seen) for f in bench.found.findings] == [("90", "50"), ("60", "50")]
+
+
 def not_published() -> None:
     """The slot holds a step of before, which must not be answered in place of this one."""
     bench = Bench()
@@ -247,6 +272,7 @@ CASES: dict[str, Callable[[], None]] = {
     for case in (
         decode_of_every_size, unknown_lengths, two_rows_a_request_without_a_graph, mixed,
         one_request_or_one_row, a_bucket_that_has_no_room, launches_are_told, faults,
+        publish_race,
         not_published, second_layer_does_not_come, newer, detached, closing,
         refused_plans_are_given_up, stamps,
     )
@@ -260,6 +286,7 @@ def _planted() -> Iterator[tuple[Any, ...]]:
     name = "a first launch that does not fit"
     yield name, one_request_or_one_row, device_executor, "first_shapes", _mixed_always
     yield "faults are not looked at", faults, step_kernels, "copy_checked", _unchecked
+    yield "nor of a publish race", publish_race, step_kernels, "copy_checked", _unchecked
 
 
 def _no_gate(memory: Any, kind: Any, **_: Any) -> None:
