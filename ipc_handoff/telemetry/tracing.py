@@ -6,6 +6,7 @@ otherwise a file of JSON lines or the console. With nothing chosen `start` retur
 callers do nothing but test for it.
 """
 
+import asyncio
 import os
 import sys
 import threading
@@ -213,8 +214,13 @@ class Tracing:
     def server_call(self, method: str, metadata: Mapping[str, str]) -> Iterator[None]:
         """Span around the handling of an rpc, child of the caller's."""
         parent = propagate.extract(metadata)
-        with self._tracer.start_as_current_span(method, parent, kind=SpanKind.SERVER):
-            yield
+        with self._tracer.start_as_current_span(method, parent, kind=SpanKind.SERVER) as span:
+            try:
+                yield
+            except asyncio.CancelledError:
+                # The SDK takes it for no error; for whoever called it is one.
+                span.set_status(Status(StatusCode.ERROR, "cancelled"))
+                raise
 
     def flush(self) -> bool:
         """Export what is queued now; whether all of it left in time."""

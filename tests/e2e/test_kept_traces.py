@@ -20,6 +20,7 @@ from tests.support.plants import Pair
 from tests.support.runs import SOON
 from tests.support.traces import Traced, assert_whole, attended_step, traced
 from tests.support.waiting import eventually
+from tests.support.workers import WorkerProcess
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 SMALL = Shape(layers=(1, 2), requests=1)
@@ -301,3 +302,19 @@ def test_of_a_dead_service_the_worker_tells_what_is_kept_and_nothing_else(
     # The sixth may be the one in which the death was seen.
     assert {4} <= of_service <= {4, 6}
     assert not [s for s in read_trace_file(files[1]).spans if "dsa.step" in s.attributes]
+
+
+def test_of_a_killed_worker_the_service_tells_no_step_that_went_well(
+    start: Start, client_settings: ClientSettings, tmp_path: Path
+) -> None:
+    file = tmp_path / "service.jsonl"
+    service = start(trace_file=str(file))
+    wanted = {"trace_file": tmp_path / "worker.jsonl", "trace_ratio": 0.0}
+    for seed in range(3):
+        worker = WorkerProcess(seed, client_settings.model_copy(update=wanted))
+        assert eventually(lambda: worker.answered > 5, 2 * SOON)  # noqa: B023
+        worker.kill()
+    assert eventually(lambda: not service.status().sessions)
+    assert service.stop() == 0
+    spans = [s for s in read_trace_file(file).spans if "dsa.step" in s.attributes]
+    assert {span.attributes["dsa.status"] for span in spans} <= {"STEP_STATUS_CANCELLED"}
