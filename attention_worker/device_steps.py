@@ -267,7 +267,7 @@ class DeviceSteps(WorkerSession):
     def _tell_of_cancelled(self, attachment: Attachment) -> None:
         """Steps that the service gave up since the last look: the device counts them."""
         assert self._handoff is not None
-        cancelled = self._handoff.counts.cancelled_steps()
+        cancelled = self._handoff.cancelled_steps
         if cancelled > self._cancelled_told:
             how = f"the service gave up {cancelled - self._cancelled_told} steps"
             self._findings.wait_ended(self._steps, attachment.epoch, None, how)
