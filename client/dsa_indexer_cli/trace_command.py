@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from dsa_indexer_cli.output import console, errors, fail
+from dsa_indexer_cli.output import JsonOption, console, errors, fail, print_json
 from dsa_indexer_cli.trace.perfetto import write_perfetto
 from dsa_indexer_cli.trace.spans import read_trace_file
 from dsa_indexer_cli.trace.timeline import Timeline, timelines
@@ -35,6 +35,7 @@ def trace(
     slowest: Annotated[
         bool, typer.Option("--slowest", help="Draw the slowest step, instead of the newest.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the steps of a trace file; with --perfetto, --html or --png, draw the newest one."""
     found = _read(file)
@@ -58,8 +59,11 @@ def trace(
         fail(
             f"none of the {len(found)} steps in {file} is meant (fix: see them without options)", 2
         )
-    if not outputs:
+    if as_json:
+        print_json({"steps": [_told(timeline) for timeline in chosen]})
+    elif not outputs:
         _list(chosen)
+    if not outputs:
         return
     drawn = max(chosen, key=lambda timeline: timeline.duration) if slowest else chosen[-1]
     for name, path, writer in outputs:
@@ -99,6 +103,18 @@ def _png_writer() -> Write:
     from dsa_indexer_cli.trace.png import write_png
 
     return write_png
+
+
+def _told(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "step": timeline.step,
+        "epoch": timeline.epoch,
+        "rows": timeline.rows,
+        "trace": timeline.trace,
+        "duration_ns": timeline.duration,
+        "error": timeline.error,
+        "findings": [{"kind": mark.name, **mark.attributes} for mark in timeline.findings],
+    }
 
 
 def _list(found: list[Timeline]) -> None:

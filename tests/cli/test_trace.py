@@ -172,6 +172,16 @@ def test_without_an_output_the_steps_are_listed(file: Path) -> None:
     assert "torn_input" not in rows[0] + rows[1]
 
 
+def test_machines_get_the_steps_and_their_findings(file: Path) -> None:
+    result = CliRunner().invoke(app, ["trace", str(file), "--json"])
+    steps = json.loads(result.stdout)["steps"]
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert [len(step["findings"]) for step in steps] == [0, 0, 1]
+    assert steps[2]["findings"][0]["kind"] == "torn_input"
+    assert steps[2]["findings"][0]["dsa.seen"] == "4097 & more"
+    assert steps[0]["duration_ns"] + 500_000 == steps[1]["duration_ns"]
+
+
 @pytest.mark.parametrize(
     ("options", "step"),
     [
