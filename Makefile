@@ -25,7 +25,7 @@ demo: $(VENV)/.runtime ## Two processes and data recorded inside vLLM, compared 
 	@$(VENV)/bin/dsa-indexer demo
 
 # pytest comes last, so that its closing line is the output's last.
-test: lint venv-stubs ## Linters, type checks, contract gates and all tests that need no GPU
+test: lint venv-stubs $(VENV)/.browser ## Linters, type checks, contract gates and all tests that need no GPU
 	@$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-gpu: ## The tests that need a GPU, with the interpreter that has torch for it
@@ -78,6 +78,16 @@ $(VENV)/.development: $(VENV)/.runtime constraints/development.txt
 	    && grep -v '^triton==' constraints/development.txt >$(VENV)/development.txt \
 	    || cp constraints/development.txt $(VENV)/development.txt
 	@$(PY) -m pip install $(PIP_FLAGS) -c constraints/runtime.txt -c $(VENV)/development.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+# One test opens a page in a browser, and is skipped without one.
+$(VENV)/.browser: $(VENV)/.runtime
+	@if which chromium chromium-browser google-chrome 2>/dev/null | grep -q .; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing Chromium, for the test that opens a page"; \
+	    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium; } \
+	        >/dev/null 2>&1 || echo "Chromium could not be installed: that test is skipped"; \
+	fi
 	@touch $@
 
 $(STUBS_VENV)/.ready: constraints/stubs.txt

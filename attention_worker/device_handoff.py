@@ -121,6 +121,11 @@ class DeviceHandoff:
             return "the service has ended the session"
         return None
 
+    @property
+    def cancelled_steps(self) -> int:
+        """Steps that services gave up, as far as the device has told."""
+        return int(self._told[Told.CANCELLED])
+
     def leave(self, attachment: Attachment) -> None:
         """Before the step boundary: what was enqueued so far may use its bank."""
         _bank(attachment).mark()

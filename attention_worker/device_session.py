@@ -26,6 +26,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.attachment import AttachRequest, worker_identity
 from indexer_client.control_plane import check_tls
 from indexer_client.errors import AttachRefused
+from indexer_client.metrics import start_metrics
 from indexer_client.settings import ClientSettings
 from indexer_service.kernels import k_cache
 from indexer_service.kernels.configuration import TRITON, configuration
@@ -35,11 +36,13 @@ from indexer_service.kernels.warm_up import Progress, warm_up
 from ipc_handoff import cuda_runtime
 from ipc_handoff.banks import Bank, BankPool, k_cache_region
 from ipc_handoff.errors import RegionError
+from ipc_handoff.findings import FindingListener
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import SharedTensor
-from ipc_handoff.tracing import Tracing
-from ipc_handoff.tracing import start as start_tracing
+from ipc_handoff.telemetry.metrics import Metrics
+from ipc_handoff.telemetry.tracing import Tracing
+from ipc_handoff.telemetry.tracing import start as start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +87,8 @@ class DeviceIndexer(DeviceSteps):
         model: str = "target",
         workspace: int | None = None,
         tracing: Tracing | None = None,
+        metrics: Metrics | None = None,
+        findings: FindingListener | None = None,
     ) -> None:
         """
         Args:
@@ -94,7 +99,9 @@ class DeviceIndexer(DeviceSteps):
             service_device: ordinal of the service's GPU in this process, if it is another one.
             engine_name, model: for people and for telling a worker's models apart.
             workspace: bytes for the inline kernels' temporaries (default: 256 MiB).
-            tracing: where spans go; by default what the settings say. Closed with the session.
+            tracing, metrics: where spans and metrics go; by default what the settings say.
+                Closed with the session.
+            findings: told of what the detectors find, besides the log.
 
         Raises:
             ValueError: a K cache is missing or wrong, or the worker is not on a GPU.
@@ -143,8 +150,10 @@ class DeviceIndexer(DeviceSteps):
             InlineKernels(geometry, k_caches, device, workspace=workspace),
             handoff,
             device=device,
+            metrics=metrics or start_metrics(settings),
             refusal=refusal or (_ASKED_FOR if handoff is None else None),
             prepare_thread=leave_captures_alone,
+            findings=findings,
         )
 
     def warm_up(self, next_n: Sequence[int] = (1,), *, progress: Progress | None = None) -> None:

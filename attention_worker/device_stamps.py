@@ -67,6 +67,5 @@ class DeviceStampRing:
             self.lost += 1
             return None
         cells = copied[1:].tolist()
-        return StepTimes(
-            (cells[i : i + self._stages] for i in range(0, self._cells, self._stages)), None
-        )
+        begins = range(0, self._cells, self._stages)
+        return StepTimes(cells[i : i + self._stages] for i in begins)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from attention_worker.device_handoff import DeviceHandoff
+from attention_worker.device_traces import DeviceTraces, HostStamps
 from attention_worker.inline_kernels import InlineKernels
 from attention_worker.placed import check_inputs, check_placed
 from attention_worker.step_shape import StepShape
-from attention_worker.step_traces import StepTraces
 from indexer_client.attachment import Attachment, AttachRequest
 from indexer_client.errors import IndexerError
 from indexer_client.inputs import StepInputs
@@ -19,7 +19,10 @@ from indexer_client.statistics import Statistics
 from indexer_client.step import Begun
 from indexer_client.worker_session import WorkerSession
 from ipc_handoff.banks import BankPool
+from ipc_handoff.findings import FindingListener
 from ipc_handoff.stamps import StepTimes
+from ipc_handoff.telemetry.log_ids import log_lines_of
+from ipc_handoff.telemetry.metrics import Metrics
 
 
 class DeviceSteps(WorkerSession):
@@ -27,10 +30,11 @@ class DeviceSteps(WorkerSession):
     forward and can be captured: a graph stays valid whatever becomes of the service.
 
     Args:
-        request, pool, refusal, prepare_thread: as for `WorkerSession`.
+        request, pool, refusal, prepare_thread, findings: as for `WorkerSession`.
         inline: computes what the service does not answer.
         handoff: the way to the service; None: there will never be one.
         device: of the worker.
+        metrics: as for `WorkerSession`.
     """
 
     def __init__(
@@ -41,16 +45,22 @@ class DeviceSteps(WorkerSession):
         handoff: DeviceHandoff | None,
         *,
         device: torch.device,
+        metrics: Metrics | None = None,
         refusal: IndexerError | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
+        findings: FindingListener | None = None,
     ) -> None:
-        super().__init__(request, pool, refusal, prepare_thread)
+        stamps = HostStamps(handoff.counts) if handoff is not None else None
+        super().__init__(request, pool, stamps, metrics, refusal, prepare_thread, findings)
         self._inline = inline
         self._handoff = handoff
         self._device = device
         self._ordinals = {layer: i for i, layer in enumerate(self.geometry.layers)}
         self._shape: StepShape | None = None
-        self._traces = StepTraces(self.geometry, handoff.counts if handoff else None)
+        self._device_traces: DeviceTraces | None = None
+        if self._traces is not None or self._metrics is not None:
+            self._device_traces = DeviceTraces(self._traces, self._metrics, stamps)
+        self._cancelled_told = 0
 
     def start(self) -> None:
         """Begin to look for a service. Once in a session's life; entering does it too."""
@@ -67,7 +77,8 @@ class DeviceSteps(WorkerSession):
         self._check_process()
         if self._handoff is not None:
             self._handoff.close()
-        self._traces.close()
+        if self._device_traces is not None:
+            self._device_traces.close()
         super().close()
 
     @property
@@ -84,8 +95,12 @@ class DeviceSteps(WorkerSession):
             answered_layers=answered,
             inline_layers=inline,
             cancelled_steps=counts.cancelled_steps(),
-            lost_stamps=found.lost_stamps + counts.lost + self._traces.lost,
+            lost_stamps=found.lost_stamps + counts.lost + self._lost_traces,
         )
+
+    @property
+    def _lost_traces(self) -> int:
+        return 0 if self._device_traces is None else self._device_traces.lost
 
     def stamps(self, step: int) -> StepTimes | None:
         """Times [layers][WorkerStage] of a finished step, ns of the GPU's clock; 0: not reached.
@@ -150,10 +165,11 @@ class DeviceSteps(WorkerSession):
         inputs.check(self.geometry)
         check_inputs(inputs, self._device)
         shape = StepShape.of(inputs)
-        self._traces.end_step()
+        if self._device_traces is not None:
+            self._device_traces.end_step()
         self._look_after_attachment()
         before = self._attachment
-        begun = self._next_step(inputs.rows)
+        begun = self._next_step(inputs)
         if self._handoff is not None:
             if begun.attachment is not before:
                 self._handoff.exchanged(before, begun.attachment)
@@ -162,7 +178,8 @@ class DeviceSteps(WorkerSession):
             else:
                 self._handoff.skip()
         self._inline.take(inputs)
-        self._traces.begin_step(begun)
+        if self._device_traces is not None:
+            self._device_traces.begin_step(begun)
         self._shape = shape
         return begun.number
 
@@ -242,17 +259,29 @@ class DeviceSteps(WorkerSession):
         self._read_reports()
         why = self._handoff.why_over(attachment)
         if why is not None:
+            self._findings.wait_ended(self._steps, attachment.epoch, None, why)
             attachment.detach(why)
+        self._tell_of_cancelled(attachment)
         self._handoff.leave(attachment)
+
+    def _tell_of_cancelled(self, attachment: Attachment) -> None:
+        """Steps that the service gave up since the last look: the device counts them."""
+        assert self._handoff is not None
+        cancelled = self._handoff.cancelled_steps
+        if cancelled > self._cancelled_told:
+            how = f"the service gave up {cancelled - self._cancelled_told} steps"
+            self._findings.wait_ended(self._steps, attachment.epoch, None, how)
+        self._cancelled_told = cancelled
 
     def _posted(self, attachment: Attachment, begun: Begun, inputs: StepInputs) -> bool:
         """Send the plan; False: the step is inline, and the attachment over."""
         plan = inputs.plan(begun.number, attachment.epoch, self.geometry.layers)
         if begun.trace is not None:
             plan.trace.CopyFrom(begun.trace.context)
-        try:
-            attachment.plans.post(plan)
-        except IndexerError as error:
-            attachment.detach(f"plan: {error}")
-            return False
+        with log_lines_of(plan.trace):
+            try:
+                attachment.plans.post(plan)
+            except IndexerError as error:
+                attachment.detach(f"plan: {error}")
+                return False
         return True

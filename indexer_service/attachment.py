@@ -25,6 +25,7 @@ class HostViews:
 class Attachment:
     """Attributes:
     bank: in the memory that the session's steps are computed in.
+    engine, placement: what was agreed, by name.
     k_cache: of a layer, uint8 [pages, page_size, head_dim + 4]; None if not registered.
     flags: what both sides' streams sleep on, where nothing may poll.
     """
@@ -37,3 +38,5 @@ class Attachment:
     wake_service: Wakeup
     wake_worker: Wakeup
     flags: HostMemory | None = None
+    engine: str = ""
+    placement: str = ""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.attachment import Attachment
-from indexer_service.device_step import DeviceStep, StageTimes, is_traced
+from indexer_service.device_step import DeviceStep, StageTimes, is_timed
 from indexer_service.device_stream import DeviceStream, Mark, told_when_lost
 from indexer_service.engine import Engine
 from indexer_service.engines.triton import TritonEngine
@@ -22,11 +22,13 @@ from indexer_service.launch_budget import LaunchBudget
 from indexer_service.plans import check_plan
 from indexer_service.preparation import Preparation
 from indexer_service.session_regions import DeviceViews
+from indexer_service.step_findings import StepFindings
 from indexer_service.step_flags import POLLING, flags_of
 from indexer_service.step_graphs import GraphKey, StepGraphs, first_shapes, key_of, shape_of
 from indexer_service.step_inputs import k_caches_of, offsets_of
 from indexer_service.step_kernels import RESULT_HEAD, STEP_WORDS, StepKernels, StepShape
 from indexer_service.step_slots import StepSlot, StepSlots
+from ipc_handoff.detectors import NO_DETECTION, Detection
 from ipc_handoff.kernels.clock import ClockOffset, clock_offset
 
 _SPIN_SECONDS = 0.001
@@ -40,6 +42,7 @@ class DeviceExecutor:
 
     Args:
         gate_bound_seconds: longest wait for one word.
+        detection: the detectors that are on, and whom they tell.
         stamped: somebody asks for the times of stages.
         sleep: is not used: what waits, waits on the device.
         is_closing: the service wants steps to end.
@@ -56,6 +59,7 @@ class DeviceExecutor:
         sleep: Callable[[float], None],
         is_closing: Callable[[], bool],
         *,
+        detection: Detection = NO_DETECTION,
         make_stream: Callable[[torch.device], DeviceStream] = DeviceStream,
     ) -> None:
         self._at = attachment
@@ -63,6 +67,7 @@ class DeviceExecutor:
         assert isinstance(engine, TritonEngine)
         self._engine = engine
         self._gate_bound = gate_bound_seconds
+        self._findings = StepFindings(detection, attachment.geometry.layers)
         self._stamped = stamped
         self._is_closing = is_closing
         self._make_stream = make_stream
@@ -118,8 +123,7 @@ class DeviceExecutor:
             if self._stamped:
                 self._clocking = self._make_stream(device)
                 look = partial(_clock_of, self._clocking)
-                exported = self._at.control.bells.exported
-                self._stages = StageTimes(look, len(self._ordinals), exported)
+                self._stages = StageTimes(look, len(self._ordinals))
             # What was zeroed above is what the first step must find.
             self._stream.synchronize()
         if self._find_caches():
@@ -187,7 +191,7 @@ class DeviceExecutor:
             raise
         return DeviceStep(
             plan, report, offsets, slot, self._slots, mark, self._stages, self._gate_bound,
-            self._engine.device,
+            self._engine.device, self._findings,
         )  # fmt: skip
 
     def _check_prepared(self, plan: pb.StepPlan) -> None:
@@ -227,7 +231,7 @@ class DeviceExecutor:
             budget.spend(_LAUNCHES_A_STEP)
             words = RESULT_HEAD + FAULT_WORDS * plan.requests
             slot.result[:words].copy_(kernels.result[:words], non_blocking=True)
-            if self._stages is not None and is_traced(plan):
+            if self._stages is not None and is_timed(plan):
                 slot.stamps.copy_(kernels.stamps_of(plan.step), non_blocking=True)
             return self._mark()
 

@@ -8,6 +8,7 @@ import torch
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.device_stream import Mark, told_when_lost
 from indexer_service.executor import StepCancelled
+from indexer_service.step_findings import StepFindings
 from indexer_service.step_inputs import report_faults
 from indexer_service.step_slots import StepSlot, StepSlots
 from ipc_handoff.kernels.clock import ClockOffset, on_the_hosts_clock
@@ -15,8 +16,8 @@ from ipc_handoff.kernels.words import GateEnd
 from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.stamps import StepTimes
 
-_SAMPLED = 1
 _CLOCK_SECONDS = 1.0
+_TIMED_STEPS = 16
 
 _WHY = {
     GateEnd.LATE: "gate: the worker did not come within {bound} s",
@@ -26,9 +27,9 @@ _WHY = {
 }
 
 
-def is_traced(plan: pb.StepPlan) -> bool:
-    """Whether the times of the step's stages are wanted."""
-    return bool(plan.trace.flags & _SAMPLED)
+def is_timed(plan: pb.StepPlan) -> bool:
+    """Whether the times of the step's stages are wanted: it is traced, or a sample for metrics."""
+    return bool(plan.trace.trace_id) or plan.step % _TIMED_STEPS == 0
 
 
 class StageTimes:
@@ -37,19 +38,15 @@ class StageTimes:
     Args:
         look: at the device's clock; waits, some tenths of a millisecond.
         layers: of the session.
-        on_exported: goes with the times.
 
     Attributes:
         lost: steps whose stamps were overwritten before they were read.
     """
 
-    def __init__(
-        self, look: Callable[[], ClockOffset], layers: int, on_exported: Callable[[int], None]
-    ) -> None:
+    def __init__(self, look: Callable[[], ClockOffset], layers: int) -> None:
         self._look = look
         self._clock, self._looked = look(), time.monotonic()
         self._cells = layers * len(SERVICE_STAGES)
-        self._on_exported = on_exported
         self.lost = 0
 
     def of(self, step: int, block: Sequence[int]) -> StepTimes | None:
@@ -63,7 +60,7 @@ class StageTimes:
             self._clock, self._looked = self._look(), time.monotonic()
         stages = len(SERVICE_STAGES)
         begins = range(0, self._cells, stages)
-        times = StepTimes((cells[i : i + stages] for i in begins), self._on_exported)
+        times = StepTimes(cells[i : i + stages] for i in begins)
         return on_the_hosts_clock(times, self._clock)
 
 
@@ -77,6 +74,7 @@ class DeviceStep:
         stages: if times are told at all.
         gate_bound: seconds, for messages.
         device: of the mark's stream.
+        findings: what the detectors say goes there.
     """
 
     def __init__(
@@ -90,8 +88,10 @@ class DeviceStep:
         stages: StageTimes | None,
         gate_bound: float,
         device: torch.device,
+        findings: StepFindings,
     ) -> None:
         self._device = device
+        self._findings = findings
         self._plan, self._report = plan, report
         self._offsets = offsets
         self._slot, self._slots = slot, slots
@@ -108,14 +108,21 @@ class DeviceStep:
         plan, slot = self._plan, self._slot
         live, reason, answered = slot.live
         faults = slot.faults(plan.requests)
-        if self._stages is not None and is_traced(plan):
+        if self._stages is not None and is_timed(plan):
             self._times = self._stages.of(plan.step, slot.stamps.tolist())
         self._slots.give_back(slot)
         self._report.answered_layers.extend(plan.layers[:answered])
         if live or answered:  # otherwise a newer step's data may have been what was looked at
             report_faults(self._report, faults, self._offsets)
+            self._findings.faults(self._report)
         if not live:
+            if reason == GateEnd.LATE:
+                self._findings.gate_late(plan, self._late_layer(answered), self._gate_bound)
             raise StepCancelled(_WHY[GateEnd(reason)].format(bound=self._gate_bound))
+
+    def _late_layer(self, answered: int) -> int | None:
+        """Whose gate it was; of the step's own one and its first layer's is only known that."""
+        return self._plan.layers[answered] if answered else None
 
     def times(self) -> StepTimes | None:
         return self._times

@@ -27,7 +27,8 @@ class LayerInputs:
     """One layer of one step, cut to the step's size.
 
     Shapes as in `indexer_service.kernels.step.select_step`. `skip_requests` are those whose
-    inputs cannot be trusted: their rows get -1.
+    inputs cannot be trusted: their rows get -1. `nan_rows`: bool [rows], where the engine marks
+    rows whose scores hold NaN, if it can tell; None: nobody asks.
     """
 
     q: torch.Tensor
@@ -40,6 +41,7 @@ class LayerInputs:
     rows_per_decode: int
     max_length: int
     skip_requests: tuple[int, ...]
+    nan_rows: torch.Tensor | None = None
 
 
 class Engine(Protocol):

@@ -17,7 +17,7 @@ from functools import partial
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.attachment import Attachment
 from indexer_service.errors import precondition
-from indexer_service.events import StepObserver
+from indexer_service.events import StepObserver, tell
 from indexer_service.executor import DeviceLost, Executor, StepCancelled
 from indexer_service.plan_queue import OnReport, PlanQueue
 from indexer_service.running_step import RunningStep
@@ -72,6 +72,7 @@ class StepRunner:
         self._sleep = partial(sleep_until_rung, (attachment.wake_service, self._submit_wakeup))
         self._executor = make_executor(self._sleep, self._closing.is_set)
         self._observer = observer
+        self._tell = partial(tell, observer, attachment.epoch)
         self._on_device_lost = on_device_lost
         ring = attachment.control.plans if use_ring else None
         self._plans = PlanQueue(ring, settings.queued_steps, attachment.epoch)
@@ -169,6 +170,7 @@ class StepRunner:
     # The thread.
 
     def _run(self) -> None:
+        self._tell("attached", lambda observer: observer.attached(self._at))
         try:
             with self._step_lock:
                 self._executor.prepare()
@@ -222,6 +224,7 @@ class StepRunner:
         except Exception:
             logger.exception("epoch %d: could not end in order", self._at.epoch)
         finally:
+            self._tell("ended", lambda observer: observer.ended(self._at.epoch))
             # Whatever happened, this thread launches nothing more, and what it launched is done or
             # gone with the GPU: the worker must not wait for more.
             self._bells.drained()
@@ -318,19 +321,17 @@ class StepRunner:
             self.lost_reports += 1
 
     def _tell_observer(self, step: RunningStep) -> None:
-        # After detachment the worker exports this step's stages itself, as incomplete.
-        if self._observer is None or self._bells.is_detached():
+        if self._observer is None:
             return
         times = None
         # The number of a plan that was refused may be another step's.
         if step.begun is not None and step.report.status != pb.STEP_STATUS_REJECTED:
             times = step.begun.times()
-        try:
-            self._observer.step_finished(step.plan, step.report, times, self._at.geometry.layers)
-        except Exception:
-            logger.exception(
-                "epoch %d, step %d: the observer failed", self._at.epoch, step.plan.step
-            )
+        layers = self._at.geometry.layers
+        self._tell(
+            f"step {step.plan.step}",
+            lambda observer: observer.step_finished(step.plan, step.report, times, layers),
+        )
 
     def _refuse_waiting_plans(self) -> None:
         """Those in the ring too: their worker would wait for its whole bound otherwise."""

@@ -10,6 +10,7 @@ from indexer_service.errors import ServiceError
 from indexer_service.executor import BegunStep, StepCancelled
 from indexer_service.plan_queue import OnReport
 from ipc_handoff.layout import MESSAGE_BYTES
+from ipc_handoff.telemetry.log_ids import log_lines_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,10 @@ class RunningStep:
 
     def conclude(self, error: Exception | None) -> None:
         """Say in the report how the step ended; None: it was answered."""
+        with log_lines_of(self.plan.trace):
+            self._conclude(error)
+
+    def _conclude(self, error: Exception | None) -> None:
         if error is None:
             self.report.status = pb.STEP_STATUS_ANSWERED
         elif isinstance(error, ServiceError):

@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import grpc.aio
@@ -19,11 +19,12 @@ from dsa_indexer.v1 import indexer_pb2_grpc as rpc
 from indexer_service.devices import ServiceDevice, check_gate_bound, service_device
 from indexer_service.engine import Engine, EngineSettings, create_engine
 from indexer_service.errors import ServiceError, StartError
-from indexer_service.events import StepObserver
+from indexer_service.events import StepObserver, StepObservers
 from indexer_service.executor import DeviceLost
 from indexer_service.guard import Guard
 from indexer_service.handlers import Handlers
 from indexer_service.listening import Listener, create_listener
+from indexer_service.metrics import StepMetrics
 from indexer_service.runner import RunnerSettings
 from indexer_service.session_steps import StepResources
 from indexer_service.session_table import SessionTable
@@ -31,13 +32,18 @@ from indexer_service.settings import Settings
 from indexer_service.status import StatusReporter
 from indexer_service.telemetry import CallTelemetry, StepTelemetry
 from indexer_service.threads import in_thread
-from ipc_handoff.tracing import TraceSettings, Tracing
-from ipc_handoff.tracing import start as start_tracing
+from ipc_handoff.detectors import Detection, detectors
+from ipc_handoff.findings import FindingListener, FindingLog, Findings
+from ipc_handoff.telemetry.metrics import Metrics
+from ipc_handoff.telemetry.metrics import start as start_metrics
+from ipc_handoff.telemetry.settings import MetricSettings, TraceSettings
+from ipc_handoff.telemetry.tracing import Tracing
+from ipc_handoff.telemetry.tracing import start as start_tracing
 
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["IndexerService"].full_name
-_TRACE_SERVICE_NAME = "dsa-indexer-service"
+_TELEMETRY_NAME = "dsa-indexer-service"
 _CALLS_A_CONNECTION = 128
 _LOOK_SECONDS = 0.5
 # Read when the GPU's context is made. By default streams share 8 queues of the hardware: a gate
@@ -56,6 +62,8 @@ class Service:
     Args:
         engine: default: the one that the settings name.
         observer: told of every finished step.
+        metrics: told of it too, and asks for sessions and memory.
+        findings: told of what the detectors find, besides the log.
         interceptors: stand before the service's own.
 
     Attributes:
@@ -72,6 +80,8 @@ class Service:
         *,
         engine: Engine | None = None,
         observer: StepObserver | None = None,
+        metrics: StepMetrics | None = None,
+        findings: FindingListener | None = None,
         interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
     ) -> None:
         self._settings = settings
@@ -79,7 +89,14 @@ class Service:
         self.device = service_device(settings.device)
         check_gate_bound(self.device, settings.gate_bound_seconds)
         self._engine = _engine(settings, self.device) if engine is None else engine
-        self._observer = observer
+        told = [each for each in (observer, metrics) if each is not None]
+        self._observer = StepObservers(*told) if told else None
+        self._metrics = metrics
+        self._finding_log = FindingLog()
+        listeners: list[FindingListener] = [self._finding_log, *told]
+        if findings is not None:
+            listeners.append(findings)
+        self._detection = Detection(Findings(*listeners), detectors(settings.detectors))
         self._listener: Listener = create_listener(settings)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = grpc.aio.server(
@@ -109,11 +126,14 @@ class Service:
                 self._engine,
                 RunnerSettings(self._settings.gate_bound_seconds, self._settings.queued_steps),
                 self._observer,
+                self._detection,
                 self._note_device_lost(),
             ),
             self._listener.descriptors,
             self.device,
         )
+        if self._metrics is not None:
+            self._metrics.observe(table)
         reporter = StatusReporter(table, self._engine.configuration, self.device)
         handlers = Handlers(table, reporter, self._settings, self._listener.descriptor_socket)
         rpc.add_IndexerServiceServicer_to_server(handlers, self._server)
@@ -153,6 +173,7 @@ class Service:
         # Streams have ended with their sessions; what is left are clients that do not read.
         await self._server.stop(min(grace / 4, 1.0))
         await self._listener.close()
+        self._finding_log.close()
         logger.info("stopped")
 
     def _note_device_lost(self) -> Callable[[], None]:
@@ -190,11 +211,14 @@ def _engine(settings: Settings, device: ServiceDevice) -> Engine:
         raise StartError(str(error)) from None
 
 
-async def serve(settings: Settings, *, tracing: Tracing | None = None) -> None:
+async def serve(
+    settings: Settings, *, tracing: Tracing | None = None, metrics: Metrics | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, or until another service has taken the address over.
 
     Args:
         tracing: where spans of steps and calls go.
+        metrics: where metrics go.
 
     Raises:
         StartError: the service cannot start.
@@ -204,9 +228,14 @@ async def serve(settings: Settings, *, tracing: Tracing | None = None) -> None:
     stop = asyncio.Event()
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop.set)
+    telemetry = StepTelemetry(tracing) if tracing else None
+    step_metrics = StepMetrics(metrics) if metrics else None
+    if telemetry is not None and step_metrics is not None:
+        step_metrics.observe_traces(telemetry)
     service = Service(
         settings,
-        observer=StepTelemetry(tracing) if tracing else None,
+        observer=telemetry,
+        metrics=step_metrics,
         interceptors=[CallTelemetry(tracing)] if tracing else [],
     )
     if service.device.ordinal is not None:
@@ -239,13 +268,13 @@ def run(settings: Settings) -> None:
         StartError: the service cannot start.
         DeviceLost: the GPU's context was lost.
     """
-    tracing = _tracing(settings)
     _raise_descriptor_limit()
-    try:
-        asyncio.run(serve(settings, tracing=tracing))
-    finally:
-        if tracing is not None:
-            tracing.close()
+    with ExitStack() as stack:
+        if (tracing := _tracing(settings)) is not None:
+            stack.callback(tracing.close)
+        if (metrics := _metrics(settings)) is not None:
+            stack.callback(metrics.close)
+        asyncio.run(serve(settings, tracing=tracing, metrics=metrics))
 
 
 def _raise_descriptor_limit() -> None:
@@ -258,15 +287,29 @@ def _tracing(settings: Settings) -> Tracing | None:
     try:
         return start_tracing(
             TraceSettings(
-                _TRACE_SERVICE_NAME,
+                _TELEMETRY_NAME,
                 settings.trace_file,
                 settings.trace_console,
                 settings.trace_ratio,
+                settings.trace_slow_seconds,
             )
         )
     except OSError as error:
         raise StartError(
             f"trace_file: {settings.trace_file}: {error.strerror} (fix: a file that can be written)"
+        ) from None
+    except ValueError as error:
+        raise StartError(str(error)) from None
+
+
+def _metrics(settings: Settings) -> Metrics | None:
+    wanted = MetricSettings(_TELEMETRY_NAME, settings.metrics_port, settings.metrics_host)
+    try:
+        return start_metrics(wanted)
+    except OSError as error:
+        raise StartError(
+            f"metrics_port: {settings.metrics_host}:{settings.metrics_port}: {error.strerror} "
+            "(fix: a port that is free)"
         ) from None
     except ValueError as error:
         raise StartError(str(error)) from None

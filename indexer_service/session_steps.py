@@ -13,8 +13,10 @@ from indexer_service.plan_queue import OnReport
 from indexer_service.runner import RunnerSettings, StepRunner
 from indexer_service.session_regions import SessionRegions
 from ipc_handoff.descriptors import WAKE_SERVICE_TOKEN, WAKE_WORKER_TOKEN, Inbox
+from ipc_handoff.detectors import NO_DETECTION, Detection
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.wakeups import Wakeup
+from ipc_handoff.wire import placement_name
 
 _WAKEUP_TOKENS = (WAKE_SERVICE_TOKEN, WAKE_WORKER_TOKEN)
 # The first session of a geometry compiles and tunes its kernels.
@@ -26,12 +28,14 @@ class StepResources:
     """What the runners of all sessions share.
 
     Attributes:
+        detection: the detectors that are on, and whom they tell.
         on_device_lost: called from a runner's thread when the GPU's context is gone.
     """
 
     engine: Engine
     settings: RunnerSettings
     observer: StepObserver | None
+    detection: Detection = NO_DETECTION
     on_device_lost: Callable[[], None] | None = None
 
 
@@ -76,6 +80,7 @@ class SessionSteps:
         inbox: Inbox | None,
         *,
         use_ring: bool,
+        placement: pb.Placement = pb.PLACEMENT_UNSPECIFIED,
     ) -> None:
         self._resources = resources
         self._regions = regions
@@ -83,6 +88,7 @@ class SessionSteps:
         self._epoch = epoch
         self._inbox = inbox
         self._use_ring = use_ring
+        self._placement = placement
         self._wakeups: dict[int, Wakeup] = {}
         self._runner: StepRunner | None = None
         self._is_over = False
@@ -122,6 +128,7 @@ class SessionSteps:
             attachment,
             self._resources.engine,
             self._resources.settings.gate_bound_seconds,
+            self._resources.detection,
             stamped=self._resources.observer is not None,
         )
         self._runner = StepRunner(
@@ -205,6 +212,8 @@ class SessionSteps:
             wake_service=self._wakeups[WAKE_SERVICE_TOKEN],
             wake_worker=self._wakeups[WAKE_WORKER_TOKEN],
             flags=regions.flags(),
+            engine=self._resources.engine.configuration.engine,
+            placement=placement_name(self._placement),
         )
 
     def _end_runner(self, *, finish: bool) -> int:

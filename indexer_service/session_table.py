@@ -13,6 +13,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.agreement import Agreement, agree
 from indexer_service.devices import ServiceDevice
 from indexer_service.errors import (
+    ServiceError,
     exhausted,
     not_found,
     precondition,
@@ -42,6 +43,7 @@ class SessionTable:
 
     Attributes:
         refusal: makes the error that OpenSession gets; None while sessions are accepted.
+        stale_epochs: calls that were refused for their epoch.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class SessionTable:
         # Unique over restarts (no service opens a million sessions a millisecond), and ascending
         # unless the host's clock went back.
         self._next_epoch = (time.time_ns() // 1_000_000) << _EPOCH_BITS_BELOW_MILLISECONDS
+        self.stale_epochs = 0
         self._reaper = asyncio.create_task(self._look_after_sessions())
         self.refusal: Ending | None = partial(
             unavailable, "service", "is warming up", "wait until its health is SERVING"
@@ -114,7 +117,7 @@ class SessionTable:
         self._open[session.id] = session
         if predecessor is not None:
             ending = partial(
-                precondition,
+                self._stale,
                 "epoch",
                 f"{predecessor.epoch} is stale, the worker's newer session has {session.epoch}",
                 "use the newer session",
@@ -142,7 +145,7 @@ class SessionTable:
             self._lease_ran_out(session)
             raise session.ended.result()()
         if epoch != session.epoch:
-            raise precondition(
+            raise self._stale(
                 field, f"{epoch}, the session's is {session.epoch}", "the epoch of OpenSession"
             )
         session.renew()
@@ -195,6 +198,10 @@ class SessionTable:
     def _check_accepting(self) -> None:
         if self.refusal is not None:
             raise self.refusal()
+
+    def _stale(self, field: str, problem: str, fix: str) -> ServiceError:
+        self.stale_epochs += 1
+        return precondition(field, problem, fix)
 
     def _take_epoch(self) -> int:
         self._next_epoch += 1

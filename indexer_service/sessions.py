@@ -68,6 +68,7 @@ class Session:
             epoch,
             self._inbox,
             use_ring=agreement.signalling == pb.SIGNALLING_RING,
+            placement=agreement.placement,
         )
         self._watch: ProcessWatch | None = None
         self._lock = asyncio.Lock()
@@ -82,6 +83,11 @@ class Session:
     def lease_remaining(self) -> float:
         """Seconds; 0 once it ran out."""
         return max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def queued_steps(self) -> int:
+        """Submitted plans that were not taken yet."""
+        return self._steps.counts.queued
 
     async def register(self, regions: Sequence[pb.Region]) -> None:
         """Map and check all of `regions`, or none; with the last of the bank, steps can run.

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from indexer_service.errors import StartError
 from ipc_handoff.addresses import default_address
+from ipc_handoff.detectors import ALL, DETECTORS_PATTERN, NONE
 
 ENVIRONMENT_PREFIX = "DSA_INDEXER_"
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
@@ -72,9 +73,21 @@ class Settings(BaseSettings):
         pattern="^(cpu|auto|cuda(:[0-9]{1,3})?)$",
         description="what selections are computed on: cpu, cuda:N, or auto (a GPU if there is one)",
     )
+    detectors: str = Field(
+        ALL,
+        pattern=DETECTORS_PATTERN,
+        description=f"detectors of races that are on: {ALL}, {NONE}, or names by comma",
+    )
     trace_file: Path | None = Field(None, description="JSON-lines file for finished spans")
     trace_console: bool = Field(False, description="print finished spans")
-    trace_ratio: float = Field(1.0, ge=0, le=1, description="share of steps that are traced")
+    trace_ratio: float = Field(1.0, ge=0, le=1, description="share of calls that are traced")
+    trace_slow_seconds: float | None = Field(
+        None, gt=0, description="traces of steps that take longer are kept whatever the ratio"
+    )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="where Prometheus reads metrics as text; 0: any free port"
+    )
+    metrics_host: str = Field("127.0.0.1", description="address that metrics_port is opened on")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="least serious message to log"
     )

@@ -17,10 +17,14 @@ from indexer_service.engine import Engine, LayerInputs
 from indexer_service.executor import BegunStep, StepCancelled
 from indexer_service.kernels.checked_inputs import CheckedInputs
 from indexer_service.plans import check_plan
+from indexer_service.step_findings import StepFindings
 from indexer_service.step_inputs import copy_inputs, k_caches_of, report_faults
 from ipc_handoff.banks import StagingSlot
+from ipc_handoff.detectors import NO_DETECTION, Detection
+from ipc_handoff.generations import Generation
 from ipc_handoff.stages import ServiceStage
 from ipc_handoff.stamps import StampRing, StepTimes
+from ipc_handoff.telemetry.log_ids import log_lines_of
 from ipc_handoff.words import fence
 
 
@@ -38,7 +42,8 @@ class _HostStep:
         return True
 
     def finish(self) -> None:
-        self._answer(self._plan, self._report)
+        with log_lines_of(self._plan.trace):
+            self._answer(self._plan, self._report)
 
     def times(self) -> StepTimes | None:
         return self._stamps.read(self._plan.step)
@@ -49,6 +54,7 @@ class StepExecutor:
 
     Args:
         gate_bound_seconds: longest wait for one word.
+        detection: the detectors that are on, and whom they tell.
         sleep: sleeps so many seconds at most, or until somebody rings.
         is_closing: the service wants the step to end.
     """
@@ -61,11 +67,15 @@ class StepExecutor:
         gate_bound_seconds: float,
         sleep: Callable[[float], None],
         is_closing: Callable[[], bool],
+        *,
+        detection: Detection = NO_DETECTION,
     ) -> None:
         self._at = attachment
         self._bank = bank
         self._bells = attachment.control.bells
         self._stamps = attachment.control.service_stamps
+        self._generations = attachment.control.generations
+        self._findings = StepFindings(detection, attachment.geometry.layers)
         self._ordinals = {layer: i for i, layer in enumerate(attachment.geometry.layers)}
         self._engine = engine
         self._gate_bound = gate_bound_seconds
@@ -122,29 +132,70 @@ class StepExecutor:
             ordinal = self._ordinals[layer]
             self._stamp(plan, ordinal, ServiceStage.GATE_BEGUN)
             if inputs is None:
-                self._gate(plan, self._bells.published)
+                self._gate(plan, None, self._bells.published)
                 pages = min(len(cache) for cache in caches.values())
-                inputs = copy_inputs(plan, slot, self._at.geometry, pages)
-                # A newer step may have been staged over the copy: that is no fault of this one.
-                fence()
-                self._check_wanted(plan)
-                report_faults(report, inputs.faults, inputs.query_start.tolist())
-            self._gate(plan, partial(self._bells.requested, ordinal))
+                inputs = self._copy_inputs(plan, slot, pages, report)
+            self._gate(plan, layer, partial(self._bells.requested, ordinal))
             self._stamp(plan, ordinal, ServiceStage.GATE_PASSED)
-            self._select(plan, ordinal, slot, caches[layer], inputs, answers)
+            self._check_layer_slot(plan, ordinal)
+            self._generations.answers.begin(plan.step, ordinal)
+            try:
+                self._select(plan, layer, slot, caches[layer], inputs, answers)
+            finally:  # what a newer step has overwritten is told, not only that there is one
+                self._check_layer_slot(plan, ordinal)
+            self._generations.answers.end(plan.step, ordinal)
             # Before the bell: what it causes must not look earlier than it.
             self._stamp(plan, ordinal, ServiceStage.ANSWERED)
             self._bells.done(ordinal, plan.step)
             self._at.wake_worker.ring()
             report.answered_layers.append(layer)
 
-    def _gate(self, plan: pb.StepPlan, word: Callable[[], int]) -> None:
-        """Wait until the worker has written this step into `word`, and not beyond the bound."""
+    def _copy_inputs(
+        self, plan: pb.StepPlan, slot: StagingSlot, pages: int, report: pb.StepReport
+    ) -> CheckedInputs:
+        """Lengths and tables, checked; pages: of the smallest K cache."""
+        if self._findings.checks_generations:
+            seen = self._generations.inputs.of(plan.step)
+            if seen < Generation(plan.step):
+                raise StepCancelled(self._findings.inputs_slot(plan, seen))
+        inputs = copy_inputs(plan, slot, self._at.geometry, pages)
+        # A newer step may have been staged over the copy: that is no fault of this one.
+        fence()
+        self._check_inputs_slot(plan)
+        self._check_wanted(plan)
+        report_faults(report, inputs.faults, inputs.query_start.tolist())
+        self._findings.faults(report)
+        return inputs
+
+    def _check_inputs_slot(self, plan: pb.StepPlan) -> None:
+        """A worker that left the step unasked may stage the next one in its place."""
+        if not self._findings.checks_generations or self._bells.is_detached():
+            return
+        seen = self._generations.inputs.of(plan.step)
+        first = self._ordinals[plan.layers[0]]
+        if seen != Generation(plan.step) and self._bells.requested(first) == plan.step:
+            raise StepCancelled(self._findings.inputs_slot(plan, seen))
+
+    def _check_layer_slot(self, plan: pb.StepPlan, ordinal: int) -> None:
+        """Before and behind the reading of q and weights: they are the layer's that was rung."""
+        if not self._findings.checks_generations or self._bells.is_detached():
+            return
+        seen = self._generations.layers.of(plan.step)
+        if seen != Generation(plan.step, ordinal):
+            raise StepCancelled(self._findings.layer_slot(plan, ordinal, seen))
+
+    def _gate(self, plan: pb.StepPlan, layer: int | None, word: Callable[[], int]) -> None:
+        """Wait until the worker has written this step into `word`, and not beyond the bound.
+
+        Args:
+            layer: whose gate it is; None: the step's.
+        """
         deadline = time.monotonic() + self._gate_bound
         while word() != plan.step:
             self._check_wanted(plan)
             remaining = deadline - time.monotonic()
             if remaining <= 0:
+                self._findings.gate_late(plan, layer, self._gate_bound)
                 raise StepCancelled(f"gate: the worker did not come within {self._gate_bound} s")
             self._sleep(remaining)
 
@@ -160,13 +211,15 @@ class StepExecutor:
     def _select(
         self,
         plan: pb.StepPlan,
-        ordinal: int,
+        layer: int,
         slot: StagingSlot,
         k_cache: torch.Tensor,
         inputs: CheckedInputs,
         answers: torch.Tensor,
     ) -> None:
         done = {"logits": ServiceStage.LOGITS_DONE, "topk": ServiceStage.TOPK_DONE}
+        ordinal = self._ordinals[layer]
+        nan_rows = self._findings.nan_rows(plan.rows)
 
         def on_stage(stage: str) -> None:
             self._stamp(plan, ordinal, done[stage])
@@ -184,9 +237,11 @@ class StepExecutor:
             rows_per_decode=plan.rows_per_decode,
             max_length=plan.max_length,
             skip_requests=inputs.skip_requests,
+            nan_rows=nan_rows,
         )
         self._engine.select(layer_inputs, self._at.geometry.top_k, answers, on_stage)
         self._check_wanted(plan)
+        self._findings.nan_scores(plan, layer, nan_rows, inputs.query_start)
 
     def _stamp(self, plan: pb.StepPlan, ordinal: int, stage: ServiceStage) -> None:
         self._stamps.stamp(plan.step, ordinal, stage)

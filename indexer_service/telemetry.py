@@ -1,38 +1,71 @@
-"""What the service tells tracing: its stages of sampled steps, and calls that carry a context."""
+"""What the service tells tracing: its stages of kept steps, and calls that carry a context."""
 
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
-from weakref import WeakMethod
 
 import grpc
 import grpc.aio
 
 from dsa_indexer.v1 import indexer_pb2 as pb
-from ipc_handoff.stages import SERVICE_SPANS
-from ipc_handoff.stamps import OnExported, StepTimes
-from ipc_handoff.tracing import Times, Tracing
+from indexer_service.attachment import Attachment
+from indexer_service.events import StepObserver
+from indexer_service.held_steps import HeldSteps, TracedStep
+from ipc_handoff.doorbells import ServiceBells
+from ipc_handoff.findings import Finding
+from ipc_handoff.stages import ServiceStage
+from ipc_handoff.stamps import StepTimes
+from ipc_handoff.telemetry.attributes import Attributes, Times, Value
+from ipc_handoff.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
-_SAMPLED = 1
+_NANOSECONDS = 1e9
 # Sooner than spans would leave by themselves: the less time between their leaving and the word.
 _EXPORT_SECONDS = 0.2
 
 
-class StepTelemetry:
-    """A `StepObserver` that exports spans, and tells each worker which ones have left.
+class StepTelemetry(StepObserver):
+    """Exports the spans of the steps that are kept, and tells each worker which ones have left.
 
-    What has not left when this process is killed, the worker exports in its place.
+    A step is kept if it was sampled, if either side wants it (a finding, a slow step, one that was
+    not answered), and then on both sides. What has not left when this process is killed, the
+    worker exports in its place. Also a `FindingListener`.
     """
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
-        # By epoch: the newest step with spans. Nothing here keeps an attachment's memory.
-        self._newest: dict[int, tuple[WeakMethod[OnExported], int]] = {}
+        self._held: dict[int, HeldSteps] = {}
+        self._terms: dict[int, Attributes] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="exported", daemon=True)
+        # Of attachments that have ended.
+        self._kept = self._dropped = 0
+
+    def decisions(self) -> tuple[int, int]:
+        """Steps whose spans were made, and steps of which none were, so far."""
+        with self._lock:
+            held = list(self._held.values())
+            kept = self._kept + sum(each.kept for each in held)
+            return kept, self._dropped + sum(each.dropped for each in held)
+
+    def attached(self, attachment: Attachment) -> None:
+        with self._lock:
+            epoch = attachment.epoch
+            self._held[epoch] = HeldSteps(self._tracing, attachment.control.bells)
+            self._terms[epoch] = {
+                "dsa.epoch": epoch,
+                "dsa.engine": attachment.engine,
+                "dsa.placement": attachment.placement,
+            }
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def found(self, finding: Finding) -> None:
+        with self._lock:
+            if (held := self._held.get(finding.epoch)) is not None:
+                held.found(finding)
 
     def step_finished(
         self,
@@ -41,46 +74,73 @@ class StepTelemetry:
         times: Times | None,
         layers: Sequence[int],
     ) -> None:
-        if times is None or not plan.trace.flags & _SAMPLED:
-            return
-        attributes: dict[str, str | int] = {
+        with self._lock:
+            if (held := self._held.get(report.epoch)) is None:
+                return
+            is_rejected = report.status == pb.STEP_STATUS_REJECTED
+            # The number of a plan that was refused may be another step's. After detachment the
+            # worker exports this step's stages itself, as incomplete.
+            if not plan.trace.trace_id or is_rejected or held.bells.is_detached():
+                held.forget(plan.step)
+                return
+            step = TracedStep(
+                plan.step, plan.trace, self._attributes(plan, report, times), times, layers
+            )
+            held.add(step, keep=report.status != pb.STEP_STATUS_ANSWERED or self._is_slow(times))
+
+    def ended(self, epoch: int) -> None:
+        with self._lock:
+            held = self._held.pop(epoch, None)
+            self._terms.pop(epoch, None)
+            if held is not None:
+                held.end()
+                self._kept += held.kept
+                self._dropped += held.dropped
+
+    def _attributes(
+        self, plan: pb.StepPlan, report: pb.StepReport, times: Times | None
+    ) -> dict[str, Value]:
+        attributes: dict[str, Value] = {
+            **self._terms[report.epoch],
             "dsa.step": plan.step,
-            "dsa.epoch": plan.epoch,
             "dsa.rows": plan.rows,
+            "dsa.requests": plan.requests,
+            "dsa.context": plan.max_length,
             "dsa.status": pb.StepStatus.Name(report.status),
             "dsa.faulted_rows": report.fault_count,
         }
         if isinstance(times, StepTimes) and times.clock_error is not None:
             attributes["dsa.clock_error_ns"] = times.clock_error
-        self._tracing.service_stages(plan, SERVICE_SPANS, times, layers, attributes)
-        if isinstance(times, StepTimes) and times.on_exported is not None:
-            with self._lock:
-                self._newest[plan.epoch] = (WeakMethod(times.on_exported), plan.step)
-                if self._thread.ident is None:
-                    self._thread.start()
+        return attributes
+
+    def _is_slow(self, times: Times | None) -> bool:
+        slow = self._tracing.slow_seconds
+        if slow is None or times is None:
+            return False
+        begun = [stamps[ServiceStage.GATE_PASSED] for stamps in times]
+        ended = max(max(stamps) for stamps in times)
+        return ended - min(filter(None, begun), default=ended) > slow * _NANOSECONDS
 
     def _run(self) -> None:
         while not self._tracing.wait_closed(_EXPORT_SECONDS):
             try:
-                self._confirm()
+                self._settle()
             except Exception:
                 logger.exception("exporting spans failed")
 
-    def _confirm(self) -> None:
+    def _settle(self) -> None:
         with self._lock:
-            newest, self._newest = self._newest, {}
-        if not newest:
-            return
-        has_left = self._tracing.flush()
-        for epoch, (on_exported, step) in newest.items():
-            tell = on_exported()
-            if tell is None:
-                continue
-            if has_left:
-                tell(step)
-            else:
-                with self._lock:
-                    self._newest.setdefault(epoch, (on_exported, step))
+            made: list[tuple[ServiceBells, list[int]]] = []
+            for held in self._held.values():
+                held.settle()
+                if held.exported:
+                    made.append((held.bells, held.exported))
+                    held.exported = []
+        # Without the lock: it may wait for a collector.
+        if made and self._tracing.flush():
+            for bells, steps in made:
+                for step in steps:
+                    bells.exported(step)
 
 
 class CallTelemetry(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

@@ -8,18 +8,38 @@
 | `progress` | service | counts finished windows of work | after each window |
 | `dones[layer]` | service | step whose answer of this layer is written | after the answer |
 | `cancelled` | service | newest step given up; it is not touched any more | last access before |
-| `exported` | service | newest traced step whose spans have left it, also older ones' | any time |
+| `exported[step]` | service | step whose spans have left it | any time |
+| `worker_kept[step]` | worker | step whose trace the worker wants kept | any time |
+| `service_kept[step]` | service | step whose trace the service wants kept | any time |
 | `drained` | service | 1: nothing of this attachment is touched any more | the last store |
 
 A gate or wait compares a word with the step for equality; the step itself comes by value
 (in the plan), never from the other side's memory. Words start at 0, which is no step.
 `cancelled` holds one step: waits go in the order of steps, so an older one is never asked for.
+Words of traces stand at `step % STAMPED_STEPS` and hold the step, so an older one is told from it.
 """
 
 import threading
 
 from ipc_handoff.layout import CACHE_LINE, ControlLayout
 from ipc_handoff.words import Words
+
+
+class StepMarks:
+    """Which of the newest steps are marked: a word each, of one writer.
+
+    Args:
+        area: shared bytes.
+    """
+
+    def __init__(self, area: memoryview) -> None:
+        self._words = Words(area)
+
+    def mark(self, step: int) -> None:
+        self._words.store(step, step % len(self._words))
+
+    def has(self, step: int) -> bool:
+        return self._words.load(step % len(self._words)) == step
 
 
 class _Bells:
@@ -34,7 +54,6 @@ class _Bells:
                 "dones",
                 "cancelled",
                 "drained",
-                "exported",
             )
         }
         self._published = words["published"]
@@ -44,7 +63,10 @@ class _Bells:
         self._dones = words["dones"]
         self._cancelled = words["cancelled"]
         self._drained = words["drained"]
-        self._exported = words["exported"]
+        self._exported, self._worker_kept, self._service_kept = (
+            StepMarks(layout.areas[name].of(control))
+            for name in ("exported", "worker_kept", "service_kept")
+        )
 
 
 class WorkerBells(_Bells):
@@ -71,12 +93,20 @@ class WorkerBells(_Bells):
     def is_drained(self) -> bool:
         return self._drained.load() == 1
 
-    def exported(self) -> int:
-        return self._exported.load()
+    def is_exported(self, step: int) -> bool:
+        return self._exported.has(step)
+
+    def keep(self, step: int) -> None:
+        """Also the service's part of the step's trace, if it still has it."""
+        self._worker_kept.mark(step)
+
+    def is_kept(self, step: int) -> bool:
+        """The service wants the step's trace."""
+        return self._service_kept.has(step)
 
 
 class ServiceBells(_Bells):
-    """The service's side. One thread calls all but `exported`, which any thread may call."""
+    """The service's side. One thread calls all but what concerns traces: any thread may."""
 
     def __init__(self, control: memoryview, layout: ControlLayout) -> None:
         super().__init__(control, layout)
@@ -107,7 +137,17 @@ class ServiceBells(_Bells):
         """Does nothing once `drained` was called: the worker may use the bank again."""
         with self._last_store:
             if not self._is_over:
-                self._exported.store(step)
+                self._exported.mark(step)
+
+    def keep(self, step: int) -> None:
+        """Also the worker's part of the step's trace, if it still has it. As `exported`."""
+        with self._last_store:
+            if not self._is_over:
+                self._service_kept.mark(step)
+
+    def is_kept(self, step: int) -> bool:
+        """The worker wants the step's trace."""
+        return self._worker_kept.has(step)
 
     def drained(self) -> None:
         with self._last_store:

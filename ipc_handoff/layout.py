@@ -13,12 +13,14 @@ from ipc_handoff.device_layout import DeviceLayout
 from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.words import WORD_BYTES
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 MAGIC = 0x5844_4E49_5F41_5344  # "DSA_INDX" as little-endian bytes
 CACHE_LINE = 64
 
 RING_CAPACITY = 64
 STAMPED_STEPS = 128
+HELD_STEPS = 32
+"""Traced steps that a side holds undecided: fewer than any ring of stamps has."""
 REPORTED_FAULTS = 64
 MESSAGE_BYTES = 512
 
@@ -160,7 +162,9 @@ class SlottedLayout:
 class ControlLayout:
     """The control block: header, doorbells, rings, the service's stamps.
 
-    `requests` and `dones` have one word a layer ordinal; each word has its own cache line.
+    `requests` and `dones` have one word a layer ordinal, `staged_*` and `answered_layers` one a
+    slot; each word has its own cache line. What concerns traces has one word a step, packed: it is
+    written off the hot path.
     """
 
     areas: dict[str, Area]
@@ -191,8 +195,13 @@ class ControlLayout:
                 ("progress", CACHE_LINE),
                 ("cancelled", CACHE_LINE),
                 ("drained", CACHE_LINE),
-                ("exported", CACHE_LINE),
+                ("exported", WORD_BYTES * STAMPED_STEPS),
+                ("worker_kept", WORD_BYTES * STAMPED_STEPS),
+                ("service_kept", WORD_BYTES * STAMPED_STEPS),
                 ("dones", CACHE_LINE * layers),
+                ("staged_inputs", CACHE_LINE * geometry.slots),
+                ("staged_layers", CACHE_LINE * geometry.slots),
+                ("answered_layers", CACHE_LINE * geometry.slots),
                 ("plans_consumed", CACHE_LINE),
                 ("plans", plan * RING_CAPACITY),
                 ("reports_consumed", CACHE_LINE),

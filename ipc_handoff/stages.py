@@ -40,7 +40,13 @@ class StageSpan(NamedTuple):
     end: int
 
 
+PREFIX = "dsa."
+"""Of the names of a step's spans; spans of calls have the calls' names."""
 STEP_SPAN = "dsa.step"
+HOST_CLOCK_TICK = "dsa.host_clock_tick_ns"
+"""Attribute of a process: the resolution of its monotonic clock."""
+FINDING_EVENT = "dsa.finding"
+"""Name of the event, and of its attribute that holds the kind."""
 WORKER_SPANS = (
     StageSpan("dsa.stage", WorkerStage.STAGE_BEGUN, WorkerStage.REQUEST_RUNG),
     StageSpan("dsa.handback", WorkerStage.WAIT_ENDED, WorkerStage.HANDED_BACK),

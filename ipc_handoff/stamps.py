@@ -9,31 +9,21 @@ processes of a host, and it never steps); 0: not reached.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ipc_handoff.layout import stamp_block_bytes
 from ipc_handoff.words import WORD_BYTES, Words, fence
-
-OnExported = Callable[[int], None]
 
 
 class StepTimes(list[list[int]]):
     """Times [layers][stages] of a step.
 
     Attributes:
-        on_exported: whom to tell the newest step whose times have left this process; None:
-            nobody wants to know.
         clock_error: by how much times of another clock may be wrong, ns; None: of the host's own.
     """
 
-    def __init__(
-        self,
-        times: Iterable[list[int]],
-        on_exported: OnExported | None,
-        clock_error: int | None = None,
-    ) -> None:
+    def __init__(self, times: Iterable[list[int]], clock_error: int | None = None) -> None:
         super().__init__(times)
-        self.on_exported = on_exported
         self.clock_error = clock_error
 
 
@@ -41,12 +31,9 @@ class StampRing:
     """Args:
     area: shared bytes.
     layers, stages: how many of each.
-    on_exported: goes with what is read.
     """
 
-    def __init__(
-        self, area: memoryview, layers: int, stages: int, on_exported: OnExported | None = None
-    ) -> None:
+    def __init__(self, area: memoryview, layers: int, stages: int) -> None:
         size = stamp_block_bytes(layers, stages)
         blocks = [area[offset : offset + size] for offset in range(0, len(area), size)]
         self._generations = [Words(block[:WORD_BYTES]) for block in blocks]
@@ -54,7 +41,6 @@ class StampRing:
         self._cells, self._stages = layers * stages, stages
         self._blank = memoryview(bytes(size - WORD_BYTES)).cast("Q")
         self._begun = [0] * len(blocks)  # By this end, if it is the writer's.
-        self._on_exported = on_exported
         self.lost = 0
 
     @classmethod
@@ -92,4 +78,4 @@ class StampRing:
             self.lost += 1
             return None
         begins = range(0, self._cells, self._stages)
-        return StepTimes((cells[i : i + self._stages] for i in begins), self._on_exported)
+        return StepTimes(cells[i : i + self._stages] for i in begins)

@@ -126,3 +126,8 @@ def handoff_geometry(geometry: pb.Geometry, slots: int) -> HandoffGeometry:
         max_context=geometry.max_context,
         slots=slots,
     )
+
+
+def placement_name(placement: pb.Placement) -> str:
+    """As settings and traces write it: `peer_gpu`."""
+    return pb.Placement.Name(placement).removeprefix("PLACEMENT_").lower()

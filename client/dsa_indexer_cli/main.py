@@ -4,7 +4,15 @@ from typing import Annotated
 
 import typer
 
-from dsa_indexer_cli import demo_command, doctor, serve, status, version
+from dsa_indexer_cli import (
+    demo_command,
+    doctor,
+    racelab_command,
+    serve,
+    status,
+    trace_command,
+    version,
+)
 
 app = typer.Typer(
     name="dsa-indexer",
@@ -26,5 +34,5 @@ def main(
         raise typer.Exit
 
 
-for module in (serve, demo_command, status, doctor, version):
+for module in (serve, demo_command, racelab_command, status, doctor, trace_command, version):
     module.register(app)

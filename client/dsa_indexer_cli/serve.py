@@ -15,6 +15,9 @@ from indexer_service import server
 from indexer_service.errors import StartError
 from indexer_service.executor import DeviceLost
 from indexer_service.settings import Settings, load
+from ipc_handoff.telemetry.log_ids import TraceIds
+
+LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s%(trace)s"
 
 _CONFIG = inspect.Parameter(
     "config",
@@ -79,9 +82,9 @@ def serve(**flags: Any) -> None:
         settings = load(flags, config)
     except StartError as error:
         fail(str(error), 2)
-    logging.basicConfig(
-        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.addFilter(TraceIds())
+    logging.basicConfig(level=settings.log_level, format=LINE, handlers=[handler])
     try:
         server.run(settings)
     except StartError as error:

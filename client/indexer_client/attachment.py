@@ -34,9 +34,15 @@ from ipc_handoff.flag_words import FLAGS
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.processes import ProcessWatch
 from ipc_handoff.regions import DTYPES, HostMemory, SharedMemory, SharedTensor, TensorSpec
-from ipc_handoff.tracing import Tracing
+from ipc_handoff.telemetry.tracing import Tracing
 from ipc_handoff.wakeups import Wakeup
-from ipc_handoff.wire import cuda_region, geometry_message, host_region, layout_message
+from ipc_handoff.wire import (
+    cuda_region,
+    geometry_message,
+    host_region,
+    layout_message,
+    placement_name,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +77,7 @@ class Attachment:
     Attributes:
         epoch: of the session; goes into every plan.
         lease_seconds: how often the service wants to hear from us, at least.
+        engine, placement: what was agreed, by name.
         remote_traces: of the steps that the service was asked for.
         reasons: a sentence each: why this engine, placement and signalling.
         watch: of the service's process.
@@ -126,6 +133,8 @@ class Attachment:
         self.bells = self.bank.control.bells
         try:
             check_opened(request, opened)
+            self.engine = opened.configuration.engine
+            self.placement = placement_name(opened.placement)
             self._register(self._connect(opened), is_wanted)
         except (AttachRefused, DescriptorRefused) as error:
             # Nothing is mapped yet: the session need not live on until its lease ends.

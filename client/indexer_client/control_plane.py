@@ -12,7 +12,7 @@ from dsa_indexer.v1.indexer_pb2_grpc import IndexerServiceStub
 from indexer_client.errors import ServiceUnavailable, from_rpc_error
 from indexer_client.settings import ClientSettings
 from ipc_handoff.addresses import UNIX
-from ipc_handoff.tracing import Tracing
+from ipc_handoff.telemetry.tracing import Tracing
 
 _Reply = TypeVar("_Reply")
 _QUICK_SECONDS = 1.0

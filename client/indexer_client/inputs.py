@@ -29,6 +29,10 @@ class StepInputs:
         exact_seq_lens: seq_lens as the CPU knows them, where it does.
         exact_query_start: query_start as the CPU knows it. On a GPU always: nobody reads it from
             there.
+        positions: int64 [T], of each row's token in its request, T at least `rows`; slots:
+            int64 [T], where its key is written, in the K caches' pages, below 0: nowhere. Looked at
+            by a detector, in host memory only, and sent to nobody.
+        request_ids: what the engine calls each request, for traces and findings.
     """
 
     query_start: torch.Tensor
@@ -40,6 +44,9 @@ class StepInputs:
     max_length: int
     exact_seq_lens: Sequence[int] | None = None
     exact_query_start: Sequence[int] | None = None
+    positions: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
+    request_ids: Sequence[str] | None = None
 
     @property
     def requests(self) -> int:
@@ -74,6 +81,7 @@ class StepInputs:
             if not 1 <= value <= limit:
                 raise ValueError(f"{name}: {value}, agreed at most {limit} (fix: a smaller step)")
         self._check_tensors(width)
+        self._check_detected()
         self._check_rows()
         self._check_offsets()
         self._check_lengths(geometry)
@@ -88,6 +96,21 @@ class StepInputs:
                 raise ValueError(
                     f"{name}: {tensor.dtype} {list(tensor.shape)} (fix: int32 {list(shape)})"
                 )
+
+    def _check_detected(self) -> None:
+        """What only detectors look at."""
+        for name, tensor in (("positions", self.positions), ("slots", self.slots)):
+            if tensor is not None and (
+                tensor.dtype != torch.int64 or tensor.dim() != 1 or len(tensor) < self.rows
+            ):
+                raise ValueError(
+                    f"{name}: {tensor.dtype} {[*tensor.shape]} (fix: int64 [{self.rows}] or more)"
+                )
+        if self.request_ids is not None and len(self.request_ids) != self.requests:
+            raise ValueError(
+                f"request_ids: {len(self.request_ids)} for {self.requests} requests (fix: one a "
+                "request, or None)"
+            )
 
     def _check_rows(self) -> None:
         if not 0 <= self.decode_requests <= self.requests:

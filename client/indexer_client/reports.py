@@ -1,4 +1,4 @@
-"""What the service reports of steps: counted, and told once a message, not too often."""
+"""What the service reports of steps: counted, found, and told once a message, not too often."""
 
 import logging
 import time
@@ -6,6 +6,7 @@ import time
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.errors import IndexerError, from_status
 from indexer_client.statistics import Statistics
+from indexer_client.step_findings import StepFindings
 
 logger = logging.getLogger(__name__)
 
@@ -17,12 +18,16 @@ _REFUSED = (pb.STEP_STATUS_REJECTED, pb.STEP_STATUS_FAILED)
 class ReportReader:
     """Takes reports from any service, also a broken one: raises nothing.
 
+    Args:
+        findings: are told of rows that the service did not trust.
+
     Attributes:
         last_error: why the newest step that the service did not work on was refused; None
             after it answered one.
     """
 
-    def __init__(self, statistics: Statistics) -> None:
+    def __init__(self, statistics: Statistics, findings: StepFindings) -> None:
+        self._findings = findings
         self._statistics = statistics
         self._told: set[str] = set()
         self._quiet_until = 0.0
@@ -36,13 +41,7 @@ class ReportReader:
             self._tell(report.message, f"step {report.step}: refused, inline: {report.message}")
         elif report.status == pb.STEP_STATUS_ANSWERED:
             self.last_error = None
-        for fault in report.faults:
-            reason = _reason(fault.reason)
-            self._tell(
-                reason,
-                f"step {report.step}: {report.fault_count} rows got -1, row {fault.row} of "
-                f"request {fault.request}: {reason}, expected {fault.expected}, seen {fault.seen}",
-            )
+        self._findings.report(report)
 
     def _tell(self, key: str, line: str) -> None:
         """Log a line unless its like was logged; others must wait a moment for each other."""
@@ -54,10 +53,3 @@ class ReportReader:
         self._told.add(key)
         self._quiet_until = now + _QUIET_SECONDS
         logger.warning("%s", line)
-
-
-def _reason(value: int) -> str:
-    known: str = "unknown reason"
-    if value in pb.RowFaultReason.values():
-        known = pb.RowFaultReason.Name(value)
-    return known.removeprefix("ROW_FAULT_REASON_").lower().replace("_", " ")

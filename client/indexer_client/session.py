@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,17 +13,22 @@ from indexer_client.attachment import AttachRequest, worker_identity
 from indexer_client.control_plane import check_tls
 from indexer_client.errors import ServiceUnavailable
 from indexer_client.inputs import Fallback, StepInputs
+from indexer_client.metrics import start_metrics
+from indexer_client.selection_stamps import SelectionStamps
 from indexer_client.settings import ClientSettings
 from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
+from indexer_client.statistics import Statistics
 from indexer_client.step import Begun, Step
 from indexer_client.worker_session import WorkerSession
 from ipc_handoff.banks import BankPool, HostBank
+from ipc_handoff.findings import FindingListener
 from ipc_handoff.layout import STAMPED_STEPS, HandoffGeometry
 from ipc_handoff.regions import SharedTensor
 from ipc_handoff.stages import WORKER_STAGES
 from ipc_handoff.stamps import StampRing
-from ipc_handoff.tracing import Tracing
-from ipc_handoff.tracing import start as start_tracing
+from ipc_handoff.telemetry.metrics import Metrics
+from ipc_handoff.telemetry.tracing import Tracing
+from ipc_handoff.telemetry.tracing import start as start_tracing
 
 
 class Session(WorkerSession):
@@ -34,7 +40,9 @@ class Session(WorkerSession):
         fallback: computes a layer inline.
         settings: address, bounds; from `DSA_INDEXER_*` by default.
         engine_name, model: for people and for telling a worker's models apart.
-        tracing: where spans go; by default what the settings say. Closed with the session.
+        tracing, metrics: where spans and metrics go; by default what the settings say. Closed
+            with the session.
+        findings: told of what the detectors find, besides the log.
     """
 
     def __init__(
@@ -47,6 +55,8 @@ class Session(WorkerSession):
         engine_name: str = "",
         model: str = "target",
         tracing: Tracing | None = None,
+        metrics: Metrics | None = None,
+        findings: FindingListener | None = None,
     ) -> None:
         settings = settings or ClientSettings()
         check_tls(settings)
@@ -62,15 +72,25 @@ class Session(WorkerSession):
             configuration_hash=configuration.hash if configuration is not None else "",
             tracing=tracing or start_tracing(settings.tracing),
         )
+        self._stamps = StampRing.private(STAMPED_STEPS, len(geometry.layers), len(WORKER_STAGES))
         super().__init__(
             request,
             BankPool(partial(HostBank, geometry), settings.banks),
+            self._stamps,
+            metrics or start_metrics(settings),
             refusal_of_host_memory(settings.placement),
+            findings=findings,
         )
         self._fallback = fallback
         self._private = torch.empty(geometry.max_rows, geometry.top_k, dtype=torch.int32)
-        self._stamps = StampRing.private(STAMPED_STEPS, len(geometry.layers), len(WORKER_STAGES))
+        self._selections = SelectionStamps()
         self._step_is_open = False
+        self._context: pb.TraceContext | None = None
+
+    @property
+    def statistics(self) -> Statistics:
+        found = super().statistics
+        return replace(found, lost_stamps=found.lost_stamps + self._stamps.lost)
 
     def step(self, inputs: StepInputs, layers: Sequence[int] | None = None) -> Step:
         """The next step; a context manager, and one is open at a time.
@@ -94,20 +114,26 @@ class Session(WorkerSession):
             stamps=self._stamps,
             statistics=self._statistics,
             wait_bound=self.settings.wait_bound_seconds,
-            begin=partial(self._begin_step, inputs.rows),
+            traces=self._traces,
+            findings=self._findings,
+            selections=self._selections,
+            begin=partial(self._begin_step, inputs),
             on_end=self._end_step,
         )
 
-    def _begin_step(self, rows: int) -> Begun:
+    def _begin_step(self, inputs: StepInputs) -> Begun:
         self._check_process()
         self._check_no_step()
-        begun = self._next_step(rows)
+        begun = self._next_step(inputs)
         self._step_is_open = True
+        self._context = None if begun.trace is None else begun.trace.context
         return begun
 
     def _end_step(self) -> None:
         self._step_is_open = False
         self._read_reports()
+        if self._metrics is not None:
+            self._metrics.step_ended(self._steps, self._stamps.read(self._steps), self._context)
 
     def select_once(
         self,
@@ -137,8 +163,9 @@ class Session(WorkerSession):
             raise self.last_error or ServiceUnavailable(f"{self.settings.address}: not attached")
         self._steps += 1
         publish(self._attachment, self._steps, inputs)
-        stage_layer(self._attachment, self._steps, q, weights)
-        request(self._attachment, self._steps, self.geometry.layers.index(layer))
+        ordinal = self.geometry.layers.index(layer)
+        stage_layer(self._attachment, self._steps, ordinal, q, weights)
+        request(self._attachment, self._steps, ordinal)
         report = self._attachment.select_top_k(
             inputs.plan(self._steps, self._attachment.epoch, [layer])
         )

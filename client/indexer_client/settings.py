@@ -6,8 +6,10 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ipc_handoff.addresses import default_address
-from ipc_handoff.tracing import TraceSettings
+from ipc_handoff.detectors import ALL, DETECTORS_PATTERN, NONE
+from ipc_handoff.telemetry.settings import MetricSettings, TraceSettings
 
+_TELEMETRY_NAME = "dsa-indexer-worker"
 _EXPORT_SECONDS = 0.2
 
 
@@ -48,6 +50,11 @@ class ClientSettings(BaseSettings):
         default=0.5, gt=0, description="longest pause between attempts to attach"
     )
     banks: int = Field(default=2, ge=1, description="banks of staging and answer memory")
+    detectors: str = Field(
+        default=ALL,
+        pattern=DETECTORS_PATTERN,
+        description=f"detectors of races that are on: {ALL}, {NONE}, or names by comma",
+    )
     client_tls_certificate: Path | None = Field(
         default=None, description="PEM, this side's certificate for mutual TLS"
     )
@@ -57,14 +64,31 @@ class ClientSettings(BaseSettings):
     )
     trace_file: Path | None = Field(default=None, description="append spans as JSON lines")
     trace_console: bool = Field(default=False, description="print spans")
-    trace_ratio: float = Field(default=1.0, ge=0, le=1, description="share of steps traced")
+    trace_ratio: float = Field(
+        default=1.0, ge=0, le=1, description="share of steps whose traces are kept in any case"
+    )
+    trace_slow_seconds: float | None = Field(
+        default=None, gt=0, description="traces of steps that take longer are kept too"
+    )
+
+    worker_metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="where Prometheus reads the worker's metrics"
+    )
+    metrics_host: str = Field(
+        default="127.0.0.1", description="address that worker_metrics_port is opened on"
+    )
+
+    @property
+    def metrics(self) -> MetricSettings:
+        return MetricSettings(_TELEMETRY_NAME, self.worker_metrics_port, self.metrics_host)
 
     @property
     def tracing(self) -> TraceSettings:
         return TraceSettings(
-            "dsa-indexer-worker",
+            _TELEMETRY_NAME,
             self.trace_file,
             self.trace_console,
             self.trace_ratio,
+            self.trace_slow_seconds,
             _EXPORT_SECONDS,
         )

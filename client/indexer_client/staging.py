@@ -18,6 +18,8 @@ _E4M3 = (torch.float8_e4m3fn, torch.uint8)
 
 def publish(attachment: Attachment, step: int, inputs: StepInputs) -> None:
     """Stage what all layers of a step share, then say so."""
+    generations = attachment.bank.control.generations.inputs
+    generations.begin(step)
     slot = _bank(attachment).staging_of(step)
     slot.query_start[: inputs.requests + 1].copy_(inputs.query_start)
     slot.seq_lens[: inputs.requests].copy_(inputs.seq_lens)
@@ -26,15 +28,21 @@ def publish(attachment: Attachment, step: int, inputs: StepInputs) -> None:
     table[:, :width].copy_(inputs.block_table)
     # Behind it stand the pages of an older step: a length that reaches there must not find them.
     table[:, width:].fill_(_NO_PAGE)
+    generations.end(step)
     attachment.bells.publish(step)
     attachment.wake_service.ring()
 
 
-def stage_layer(attachment: Attachment, step: int, q: torch.Tensor, weights: torch.Tensor) -> None:
-    """Stage q and weights of one layer."""
+def stage_layer(
+    attachment: Attachment, step: int, layer: int, q: torch.Tensor, weights: torch.Tensor
+) -> None:
+    """Stage q and weights of one layer (an ordinal)."""
+    generations = attachment.bank.control.generations.layers
+    generations.begin(step, layer)
     slot = _bank(attachment).staging_of(step)
     slot.q[: len(q)].view(torch.uint8).copy_(q.view(torch.uint8))
     slot.weights[: len(weights)].copy_(weights)
+    generations.end(step, layer)
 
 
 def request(attachment: Attachment, step: int, layer: int) -> None:

@@ -10,10 +10,17 @@ from typing import Self
 from indexer_client.attachment import Attachment, AttachRequest
 from indexer_client.caretaker import Caretaker
 from indexer_client.errors import IndexerError, ServiceUnavailable
+from indexer_client.inputs import StepInputs
+from indexer_client.metrics import WorkerMetrics
 from indexer_client.reports import ReportReader
 from indexer_client.statistics import Statistics
 from indexer_client.step import Begun
+from indexer_client.step_findings import StepFindings
+from indexer_client.worker_traces import StampReader, WorkerTraces
 from ipc_handoff.banks import BankPool
+from ipc_handoff.detectors import Detection, detectors
+from ipc_handoff.findings import Finding, FindingListener, FindingLog, Findings
+from ipc_handoff.telemetry.metrics import Metrics
 
 
 class WorkerSession:
@@ -23,26 +30,43 @@ class WorkerSession:
     Args:
         request: how to attach. Its tracing is closed with the session.
         pool: where banks come from.
+        stamps: of this side's stages, for traces; None: nothing is stamped.
+        metrics: where metrics go; None: nowhere. Closed with the session.
         refusal: why no service is ever looked for; None: one is.
         prepare_thread: called first in every thread that attaches.
+        findings: told of what the detectors find, besides the log.
     """
 
     def __init__(
         self,
         request: AttachRequest,
         pool: BankPool,
+        stamps: StampReader | None,
+        metrics: Metrics | None,
         refusal: IndexerError | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
+        findings: FindingListener | None = None,
     ) -> None:
         self.settings = request.settings
         self.geometry = request.geometry
         self._tracing = request.tracing
+        self._traces: WorkerTraces | None = None
+        if request.tracing is not None:
+            self._traces = WorkerTraces(request.tracing, request.geometry, stamps)
+        self._metrics: WorkerMetrics | None = None
+        if metrics is not None:
+            self._metrics = WorkerMetrics(metrics, self._count, self._traces)
         self._caretaker = Caretaker(request, pool, prepare_thread)
         self._refusal = refusal
         self._attachment: Attachment | None = None
         self._steps = 0
         self._statistics = Statistics()
-        self._reports = ReportReader(self._statistics)
+        self._finding_log = FindingLog()
+        told = (self._finding_log, self._metrics, self._traces, findings)
+        self._listeners = Findings(*(listener for listener in told if listener is not None))
+        detection = Detection(self._listeners, detectors(request.settings.detectors))
+        self._findings = StepFindings(detection, request.geometry.layers)
+        self._reports = ReportReader(self._statistics, self._findings)
         self._owner = os.getpid()
 
     def start(self) -> None:
@@ -56,8 +80,14 @@ class WorkerSession:
         self._check_process()
         self._caretaker.close(self._attachment)
         self._attachment = None
+        if self._traces is not None:
+            # What a service said at its end was still to come; its words are still mapped.
+            self._traces.close()
+        self._finding_log.close()
         if self._tracing is not None:
             self._tracing.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -77,6 +107,9 @@ class WorkerSession:
         self._statistics.detachments = self._caretaker.detachments
         lost = self._statistics.lost_stamps + self._caretaker.lost_stamps
         return replace(self._statistics, lost_stamps=lost)
+
+    def _count(self) -> Statistics:
+        return self.statistics
 
     @property
     def epoch(self) -> int | None:
@@ -107,13 +140,18 @@ class WorkerSession:
                 f"{self.settings.address}: no answer within {seconds} s"
             )
 
-    def _next_step(self, rows: int) -> Begun:
+    def found(self, finding: Finding) -> None:
+        """Tell of a finding in one of this session's steps, as its own detectors do."""
+        self._listeners.found(finding)
+
+    def _next_step(self, inputs: StepInputs) -> Begun:
         """Number the next step, at its boundary, and give it what it has of its own."""
         self._attachment = self._caretaker.exchange(self._attachment)
         self._steps += 1
+        self._findings.begin(self._steps, inputs)
         trace = None
-        if self._tracing is not None:
-            trace = self._tracing.begin_step({"dsa.step": self._steps, "dsa.rows": rows})
+        if self._traces is not None:
+            trace = self._traces.begin(self._steps, inputs)
         return Begun(self._steps, self._attachment, trace)
 
     def _read_reports(self) -> None:

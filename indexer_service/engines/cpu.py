@@ -29,4 +29,7 @@ class CpuEngine:
     def select(
         self, inputs: LayerInputs, top_k: int, out: torch.Tensor, on_stage: Callable[[str], None]
     ) -> None:
-        select(inputs, top_k, out, on_stage, workspace=self._workspace, impl="auto")
+        select(
+            inputs, top_k, out, on_stage, workspace=self._workspace, impl="auto",
+            nan_rows=inputs.nan_rows,
+        )  # fmt: skip

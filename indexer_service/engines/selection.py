@@ -19,6 +19,7 @@ def select(
     *,
     workspace: int,
     impl: str,
+    nan_rows: Tensor | None = None,
 ) -> None:
     """`select_step` of a layer's inputs; see `Engine.select`."""
     select_step(
@@ -37,6 +38,7 @@ def select(
         workspace=workspace,
         on_stage=on_stage,
         impl=impl,
+        nan_rows=nan_rows,
     )
 
 

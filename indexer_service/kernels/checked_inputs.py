@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from indexer_service.kernels.step import TORN_INPUT, RowFault, find_faults
+from indexer_service.kernels.step import QUERY_OFFSETS, RowFault, find_faults
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def checked_copy(
         query_start = torch.tensor(exact_query_start, dtype=torch.int32, device=seq_lens.device)
     elif (wrong := _wrong_offset(offsets, rows, decode_requests, rows_per_decode)) is not None:
         # Without offsets no row's request is known: nothing of this step can be trusted.
-        torn = {request: RowFault(request, TORN_INPUT, *wrong) for request in range(requests)}
+        torn = {request: RowFault(request, QUERY_OFFSETS, *wrong) for request in range(requests)}
         query_start = _planned_offsets(requests, rows, decode_requests, rows_per_decode)
     exact = None
     if exact_seq_lens is not None:
@@ -94,7 +94,7 @@ def _torn_offsets(offsets: Sequence[int], exact: Sequence[int]) -> dict[int, Row
     for request in range(len(exact) - 1):
         for at in (request + 1, request):
             if offsets[at] != exact[at]:
-                torn[request] = RowFault(request, TORN_INPUT, exact[at], offsets[at])
+                torn[request] = RowFault(request, QUERY_OFFSETS, exact[at], offsets[at])
     return torn
 
 

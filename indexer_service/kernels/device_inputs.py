@@ -18,6 +18,7 @@ from indexer_service.kernels.step import (
     LENGTH_OUT_OF_BOUNDS,
     NEGATIVE_LENGTH,
     PAGE_OUT_OF_BOUNDS,
+    QUERY_OFFSETS,
     TORN_INPUT,
     RowFault,
 )
@@ -40,7 +41,14 @@ EXACT_LENGTHS, EXACT_OFFSETS = 1, 2
 FAULT_WORDS = 4
 """Of a request: reason, expected, seen, 0."""
 
-REASONS = ("", TORN_INPUT, NEGATIVE_LENGTH, LENGTH_OUT_OF_BOUNDS, PAGE_OUT_OF_BOUNDS)
+REASONS = (
+    "",
+    TORN_INPUT,
+    NEGATIVE_LENGTH,
+    LENGTH_OUT_OF_BOUNDS,
+    PAGE_OUT_OF_BOUNDS,
+    QUERY_OFFSETS,
+)
 """By their numbers in `faults`; 0 is none."""
 
 _NUMBERS = tl.constexpr(len(StepNumber))
@@ -55,6 +63,7 @@ _TORN = tl.constexpr(REASONS.index(TORN_INPUT))
 _NEGATIVE = tl.constexpr(REASONS.index(NEGATIVE_LENGTH))
 _BEYOND = tl.constexpr(REASONS.index(LENGTH_OUT_OF_BOUNDS))
 _WRONG_PAGE = tl.constexpr(REASONS.index(PAGE_OUT_OF_BOUNDS))
+_OFFSETS = tl.constexpr(REASONS.index(QUERY_OFFSETS))
 _WORDS = tl.constexpr(FAULT_WORDS)
 
 _COLUMNS = 512
@@ -213,13 +222,13 @@ def copy_checked_kernel(
             reason = tl.full((), _TORN, tl.int32)
             expected, seen = right_length, length
         if end <= begin:
-            reason = tl.full((), _TORN, tl.int32)
+            reason = tl.full((), _OFFSETS, tl.int32)
             expected, seen = begin + 1, end
         if end != right_end:
-            reason = tl.full((), _TORN, tl.int32)
+            reason = tl.full((), _OFFSETS, tl.int32)
             expected, seen = right_end, end
         if begin != right_begin:
-            reason = tl.full((), _TORN, tl.int32)
+            reason = tl.full((), _OFFSETS, tl.int32)
             expected, seen = right_begin, begin
         if reason == 0:
             used = length
@@ -253,8 +262,9 @@ def copy_checked(
     """Copy a step's lengths and tables and check them, on the current stream; can be captured.
 
     A request with a fault, and those behind the step's, get length 0: their rows select only -1.
-    In order of what is reported: torn_input (an offset, then a length, that differs from its exact
-    value; decode requests' offsets follow from their number), then as `step.find_faults`.
+    In order of what is reported: query_offsets (one that differs from its exact value; decode
+    requests' offsets follow from their number), torn_input (so does a length), then as
+    `step.find_faults`.
 
     Args:
         inputs: what is written; of the table, the columns that the step's max_length can reach.

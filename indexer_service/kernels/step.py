@@ -17,6 +17,7 @@ NEGATIVE_LENGTH = "negative_length"
 LENGTH_OUT_OF_BOUNDS = "length_out_of_bounds"
 PAGE_OUT_OF_BOUNDS = "page_out_of_bounds"
 TORN_INPUT = "torn_input"
+QUERY_OFFSETS = "query_offsets"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class RowFault:
     Attributes:
         request: its place in the batch.
         reason: one of the constants above.
-        expected: torn_input: the exact value; otherwise the bound that was broken.
+        expected: torn_input, query_offsets: the right value; otherwise the bound that was broken.
         seen: the value found.
     """
 
@@ -48,9 +49,10 @@ def find_faults(
 ) -> list[RowFault]:
     """Requests whose lengths or pages must not be used, at most one fault each, in order.
 
-    In order of what is reported: torn_input (a length differs from its exact value, or query
-    offsets run backwards), negative_length, length_out_of_bounds (beyond the table's row, the
-    cache or `max_length`), page_out_of_bounds (only pages that the length needs are looked at).
+    In order of what is reported: torn_input (a length differs from its exact value),
+    query_offsets (they run backwards), negative_length, length_out_of_bounds (beyond the table's
+    row, the cache or `max_length`), page_out_of_bounds (only pages that the length needs are looked
+    at).
     If another process can write the inputs, copy them and give `select_step` the same copies.
 
     Args:
@@ -78,7 +80,7 @@ def find_faults(
     zero, bound = torch.zeros_like(lengths), torch.full_like(lengths, limit)
 
     checks = [
-        (offsets[1:] < offsets[:-1], TORN_INPUT, offsets[:-1], offsets[1:]),
+        (offsets[1:] < offsets[:-1], QUERY_OFFSETS, offsets[:-1], offsets[1:]),
         (lengths < 0, NEGATIVE_LENGTH, zero, lengths),
         (lengths > limit, LENGTH_OUT_OF_BOUNDS, bound, lengths),
         (wrong_page.any(1), PAGE_OUT_OF_BOUNDS, torch.full_like(lengths, pages), page_seen),
@@ -112,6 +114,7 @@ def select_step(
     workspace: int | None = None,
     on_stage: Callable[[str], None] | None = None,
     impl: str = "auto",
+    nan_rows: Tensor | None = None,
 ) -> None:
     """Selects k keys for each row of a step: decode requests first, then prefill requests.
 
@@ -131,6 +134,7 @@ def select_step(
         out: int32 [T, k] with contiguous rows, every element of it written.
         max_length: no length is above it; a table wider than that is not looked at further on.
         workspace, on_stage, impl: as for `indexer.select_paged`.
+        nan_rows: bool [T], as there.
 
     Raises:
         ValueError: a shape, dtype, device or stride is wrong, the decode rows are more than T,
@@ -164,6 +168,7 @@ def select_step(
             q[:decode_rows], weights[:decode_rows], k_cache, lengths[:decode_requests],
             block_table[:decode_requests], k, out=out[:decode_rows],
             workspace=workspace, on_stage=on_stage, impl=impl,
+            nan_rows=None if nan_rows is None else nan_rows[:decode_rows],
         )  # fmt: skip
     starts, bounds = query_start.tolist(), lengths.tolist()
     for request in range(decode_requests, requests):
@@ -180,6 +185,7 @@ def select_step(
             q[some], weights[some], k_cache, lengths[one], block_table[one], k, seen,
             max(bounds[request], 0), out=out[some],
             workspace=workspace, on_stage=on_stage, impl=impl,
+            nan_rows=None if nan_rows is None else nan_rows[some],
         )  # fmt: skip
 
 

@@ -51,4 +51,4 @@ def clock_offset(device: torch.device) -> ClockOffset:
 def on_the_hosts_clock(times: StepTimes, clock: ClockOffset) -> StepTimes:
     """A GPU's times of a step (0: not reached) as those of CLOCK_MONOTONIC."""
     moved = ([at + clock.offset if at else 0 for at in stamps] for stamps in times)
-    return StepTimes(moved, times.on_exported, clock.error)
+    return StepTimes(moved, clock.error)

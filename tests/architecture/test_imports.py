@@ -43,7 +43,7 @@ ARROWS: dict[str, set[str]] = {
 # Foreign packages and the only modules that may import them (patterns of module names).
 ONLY: dict[str, list[str]] = {
     "vllm": ["attention_worker", "attention_worker.*"],
-    "opentelemetry": ["ipc_handoff.tracing"],
+    "opentelemetry": ["ipc_handoff.telemetry.*"],
 }
 
 # Modules and the foreign packages they must not import.
@@ -206,7 +206,7 @@ def test_forbidden_import_is_seen(tmp_path: Path, file: str, line: str, says: st
         ("attention_worker/a.py", "from indexer_service.kernels import indexer"),
         ("attention_worker/a.py", "from indexer_service import kernels"),
         ("attention_worker/vllm_compat.py", "import vllm"),
-        ("ipc_handoff/tracing.py", "from opentelemetry import trace"),
+        ("ipc_handoff/telemetry/tracing.py", "from opentelemetry import trace"),
         ("indexer_service/kernels/topk/a.py", "from ..mqa_logits import reference"),
         ("client/dsa_indexer_cli/a.py", "import attention_worker, indexer_service.server"),
         ("client/indexer_client/a.py", "import grpc\nfrom dsa_indexer.v1 import indexer_pb2"),

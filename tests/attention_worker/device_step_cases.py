@@ -12,6 +12,7 @@ from tests.attention_worker.device_step_bench import DECODE, MANY_ROWS, SHAPE, e
 from attention_worker import device_handoff
 from attention_worker.device_handoff import DeviceHandoff
 from ipc_handoff.device_layout import AnswersWord, StagingWord
+from ipc_handoff.findings import FindingKind
 from ipc_handoff.kernels.words import WorkerState
 from tests.attention_worker.hand_service import sources, with_offsets
 
@@ -68,6 +69,9 @@ def cancelled() -> None:
         assert made.rung == [(1, 0), (1, 1), (2, 0)], "after giving up nothing is rung"
         expect(run(made, steps.case(3)), "service")
         assert made.steps.statistics.cancelled_steps == 1
+        (ended,) = made.found.findings
+        assert (ended.kind, ended.step) == (FindingKind.WAIT_ENDED, 2)
+        assert ended.seen == "the service gave up 1 steps"
         assert not attachment.detached_because
 
 
@@ -108,6 +112,9 @@ def stalled() -> None:
         expect(run(made, steps.case(3)), "inline")
         assert attachment.detached_because == "step 2, layer 3: no progress within the bound"
         assert made.caretaker.ended == [attachment]
+        (ended,) = made.found.findings
+        assert (ended.kind, ended.step) == (FindingKind.WAIT_ENDED, 2)
+        assert ended.seen == attachment.detached_because
 
 
 def answers_of_another_step() -> None:

@@ -25,6 +25,7 @@ from ipc_handoff.doorbells import WorkerBells
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.processes import ProcessWatch
+from tests.support.findings import Kept
 
 POISON = 0xAB
 """Banks are full of it."""
@@ -151,6 +152,7 @@ class HandWorker:
         cpu = torch.device("cpu")
         self.memory = WorkerMemory(self.geometry, cpu)
         self.handoff = DeviceHandoff(self.memory, wait_bound=0.0)
+        self.found = Kept()
         self.steps = DeviceSteps(
             AttachRequest(
                 settings=ClientSettings(address="unix:/nowhere/i.sock"),
@@ -164,6 +166,7 @@ class HandWorker:
             InlineKernels(self.geometry, self.k_caches, cpu),
             self.handoff,
             device=cpu,
+            findings=self.found,
         )
         self.caretaker = HandCaretaker()
         self.steps._caretaker = cast(Any, self.caretaker)

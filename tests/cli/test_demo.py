@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from dsa_indexer_cli.demo.result import DemoResult
 from dsa_indexer_cli.demo.run import run_demo
-from dsa_indexer_cli.demo.trace_table import STAGES, read_spans
+from dsa_indexer_cli.demo.trace_table import STAGES
 from dsa_indexer_cli.main import app
+from dsa_indexer_cli.trace.spans import read_trace_file
 from indexer_client import Source
 from indexer_client.step import Step
 from ipc_handoff.stages import STEP_SPAN
@@ -90,7 +91,7 @@ def test_the_demo_says_what_it_compared_and_ends_with_zero(tmp_path: Path) -> No
     assert "everything holds" in result.stdout
     trace = tmp_path / "dsa-indexer-demo.trace.jsonl"
     assert str(trace) in result.stdout.replace("\n", "")
-    services = {span["resource"]["attributes"]["service.name"] for span in read_spans(trace)}
+    services = {span.service for span in read_trace_file(trace).spans}
     assert services == {"dsa-indexer-worker", "dsa-indexer-service"}
 
 

@@ -51,6 +51,10 @@ def _offsets(values: list[int]) -> dict[str, Any]:
     return {"exact_query_start": values}
 
 
+def _numbers(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int64)
+
+
 BAD_INPUTS: dict[str, tuple[str, Callable[[StepInputs], dict[str, Any]]]] = {
     "no rows": ("rows", lambda i: {"rows": 0}),
     "too many rows": ("rows", lambda i: {"rows": SHAPE.geometry.max_rows + 1}),
@@ -78,6 +82,11 @@ BAD_INPUTS: dict[str, tuple[str, Callable[[StepInputs], dict[str, Any]]]] = {
     "no exact lengths": ("exact_seq_lens", lambda i: {"exact_seq_lens": []}),
     "a negative exact length": ("exact_seq_lens", lambda i: _exact(i, -1)),
     "an exact length over the bound": ("exact_seq_lens", lambda i: _exact(i, i.max_length + 1)),
+    "positions of 32 bit": ("positions", lambda i: {"positions": i.query_start}),
+    "too few positions": ("positions", lambda i: {"positions": _numbers(i.rows - 1)}),
+    "too few slots": ("slots", lambda i: {"slots": _numbers(i.rows - 1)}),
+    "slots in two dimensions": ("slots", lambda i: {"slots": _numbers(i.rows)[None]}),
+    "names of other requests": ("request_ids", lambda i: {"request_ids": ["a"] * 9}),
     "exact offsets of others": ("exact_query_start", lambda i: _offsets([0])),
     "exact offsets that run backwards": (
         "exact_query_start",

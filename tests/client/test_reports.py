@@ -3,7 +3,6 @@
 import logging
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,10 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client import InvalidRequest, Source, Statistics
 from indexer_client import reports as reports_module
 from indexer_client.reports import ReportReader
+from indexer_client.step_findings import StepFindings
 from indexer_service import step_executor
 from indexer_service.errors import invalid
+from ipc_handoff.detectors import NO_DETECTION
 from ipc_handoff.ring import RingConsumer, RingProducer
 from tests.support.plants import SOON, Pair, pair
 
@@ -21,7 +22,7 @@ from tests.support.plants import SOON, Pair, pair
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReportReader]:
     monkeypatch.setattr(reports_module, "_QUIET_SECONDS", 0.0)
-    yield ReportReader(Statistics())
+    yield ReportReader(Statistics(), StepFindings(NO_DETECTION, ()))
 
 
 def _reports_area(running: Pair) -> memoryview:
@@ -93,22 +94,6 @@ def test_plans_that_are_all_refused_are_told_once_and_counted(
             assert set(running.step()) == {Source.SERVICE}
         assert running.session.last_error is None
         running.checker.assert_right()
-
-
-def test_rows_with_faults_are_told_once_a_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pair(tmp_path) as running:
-        for _ in range(3):
-            case = running.case()
-            lengths = case.inputs.seq_lens.clone()
-            lengths[0] = -5
-            bad = replace(case.inputs, seq_lens=lengths, exact_seq_lens=None)
-            with running.session.step(bad, case.layers) as step:
-                for layer in case.layers:
-                    running.ask(step, case, layer)
-        (told,) = [line for line in caplog.messages if "negative length" in line]
-        assert "seen -5" in told
 
 
 def test_another_message_is_told_too_but_not_at_once(

@@ -21,12 +21,16 @@ def test_every_field_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch) ->
         "register_timeout_seconds": 75.0,
         "reattach_seconds": 3.0,
         "banks": 4,
+        "detectors": "inputs,waits",
         "client_tls_certificate": Path("/c.pem"),
         "client_tls_key": Path("/k.pem"),
         "client_tls_server_ca": Path("/a.pem"),
         "trace_file": Path("/t.jsonl"),
         "trace_console": True,
         "trace_ratio": 0.5,
+        "trace_slow_seconds": 0.5,
+        "worker_metrics_port": 9000,
+        "metrics_host": "0.0.0.0",
     }
     assert values.keys() == ClientSettings.model_fields.keys()
     for name, value in values.items():

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from indexer_client import Source, staging
 from indexer_client import step as client_step
 from indexer_client.step import Step
 from indexer_client.waiting import WaitEnd
+from indexer_service.executor import StepCancelled
 from indexer_service.session_steps import SessionSteps
-from indexer_service.step_executor import StepCancelled, StepExecutor
+from indexer_service.step_executor import StepExecutor
 from ipc_handoff.banks import BankPool
 from ipc_handoff.doorbells import ServiceBells, WorkerBells
 from tests.service.support import running as service_running
@@ -24,6 +26,8 @@ from tests.support.workloads import Shape
 
 Patch = pytest.MonkeyPatch
 STEPS = 8
+# They would keep wrong answers from the caller where a guard is taken away.
+WITHOUT_DETECTORS: dict[str, Any] = {"detectors": "none", "client": {"detectors": "none"}}
 
 
 def _slow_publishing(patch: Patch) -> None:
@@ -52,9 +56,11 @@ def _any_step_passes(patch: Patch, word: str) -> None:
     """A gate that asks whether something was rung, not whether it was this step."""
     real = StepExecutor._gate
 
-    def gate(executor: StepExecutor, plan: object, load: Callable[[], int]) -> None:
+    def gate(
+        executor: StepExecutor, plan: object, layer: int | None, load: Callable[[], int]
+    ) -> None:
         if getattr(getattr(load, "func", load), "__name__", "") != word:
-            real(executor, plan, load)  # type: ignore[arg-type]
+            real(executor, plan, layer, load)  # type: ignore[arg-type]
             return
         while not load():
             time.sleep(0.001)
@@ -75,7 +81,7 @@ def test_a_gate_lets_only_its_own_step_pass(
     {"published": _slow_publishing, "requested": _slow_requests}[word](monkeypatch)
     if not guarded:
         _any_step_passes(monkeypatch, word)
-    with pair(tmp_path, shape=Shape(slots=1)) as running:
+    with pair(tmp_path, shape=Shape(slots=1), **WITHOUT_DETECTORS) as running:
         _run(running)
         assert bool(running.wrong) is not guarded
         if guarded:
@@ -90,7 +96,7 @@ def test_an_answer_counts_only_when_its_own_step_is_done(
         monkeypatch.setattr(
             WorkerBells, "is_done", lambda bells, layer, step: bells._dones.load(layer) != 0
         )
-    with pair(tmp_path, shape=Shape(slots=2)) as running:
+    with pair(tmp_path, shape=Shape(slots=2), **WITHOUT_DETECTORS) as running:
         _run(running)
         assert bool(running.wrong) is not guarded
 
@@ -107,7 +113,8 @@ def test_a_wait_that_ran_out_hands_back_no_answer(
             return WaitEnd.ANSWERED if end is WaitEnd.STALLED else end
 
         monkeypatch.setattr(client_step, "wait_for_answer", trusting)
-    with pair(tmp_path, client={"wait_bound_seconds": 0.2}) as running:
+    client = {"wait_bound_seconds": 0.2, "detectors": "none"}
+    with pair(tmp_path, client=client) as running:
         _run(running, 2)
         running.engine.hold()
         _run(running, 2)

@@ -2,11 +2,10 @@
 
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dsa_indexer_cli.demo.trace_table import read_spans
+from dsa_indexer_cli.trace.spans import Span, read_trace_file
 from indexer_client import ClientSettings, Session, Source
 from ipc_handoff.stages import SERVICE_SPANS
 from tests.e2e.conftest import Start
@@ -33,7 +32,7 @@ class _Worker:
         with self._session.step(case.inputs, case.layers) as step:
             self.checker.run(step, case)
         if set(self.checker.last) == {Source.SERVICE}:
-            self.answered.append(f"0x{step.trace_id}")
+            self.answered.append(step.trace_id)
 
 
 def _service_stages(*files: Path) -> dict[str, Counter[tuple[str, int]]]:
@@ -41,14 +40,14 @@ def _service_stages(*files: Path) -> dict[str, Counter[tuple[str, int]]]:
     names = {span.name for span in SERVICE_SPANS}
     found: dict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
     for span in _spans(*files):
-        if span["name"] in names:
-            key = span["name"], span["attributes"]["dsa.layer"]
-            found[span["context"]["trace_id"]][key] += 1
+        if span.name in names:
+            key = span.name, span.attributes["dsa.layer"]
+            found[span.trace][key] += 1
     return found
 
 
-def _spans(*files: Path) -> list[dict[str, Any]]:
-    return [span for file in files for span in read_spans(file)]
+def _spans(*files: Path) -> list[Span]:
+    return [span for file in files for span in read_trace_file(file).spans]
 
 
 WHOLE = Counter((span.name, layer) for span in SERVICE_SPANS for layer in SHAPE.layers)
@@ -98,7 +97,7 @@ def test_what_has_left_the_service_is_not_told_again(
             worker.step()
         attachment = session._attachment
         assert attachment is not None
-        assert eventually(lambda: attachment.bells.exported() == STEPS)
+        assert eventually(lambda: attachment.bells.is_exported(STEPS))
         assert _service_stages(files[1]) == {trace: WHOLE for trace in worker.answered}
         service.kill()
         worker.step()
@@ -120,7 +119,7 @@ def test_a_service_that_stops_in_good_order_tells_everything_itself(
         assert service.stop() == 0
         worker.step()
     assert _service_stages(files[1]) == {trace: WHOLE for trace in worker.answered}
-    assert not [s for s in _spans(files[0]) if s["attributes"].get("dsa.incomplete")]
+    assert not [s for s in _spans(files[0]) if s.attributes.get("dsa.incomplete")]
 
 
 def test_stamps_that_a_dead_service_overwrote_are_counted(tmp_path: Path) -> None:
@@ -128,9 +127,9 @@ def test_stamps_that_a_dead_service_overwrote_are_counted(tmp_path: Path) -> Non
         running.step()
         attachment = running.session._attachment
         assert attachment is not None
-        assert eventually(lambda: attachment.bells.exported() == 1)
+        assert eventually(lambda: attachment.bells.is_exported(1))
         attachment.bank.control.service_stamps.begin(129)
-        attachment.bank.control.bells._exported.store(0)  # as if it had not left
+        attachment.bank.control.bells._exported._words.store(0, 1)  # as if it had not left
         before = running.session.statistics.lost_stamps
         attachment._export_lost()
         assert running.session.statistics.lost_stamps == before + 1
@@ -142,4 +141,4 @@ def test_without_tracing_nothing_is_kept(tmp_path: Path) -> None:
         attachment = running.session._attachment
         assert attachment is not None
         assert not attachment.remote_traces._steps
-        assert attachment.bells.exported() == 0
+        assert not attachment.bells.is_exported(1)

@@ -32,7 +32,7 @@ def test_all_times_are_told_by_one_clock_also_when_it_was_set(
         attended_step(running)
         attachment = running.session._attachment
         assert attachment is not None
-        assert eventually(lambda: attachment.bells.exported() == number)
+        assert eventually(lambda: attachment.bells.is_exported(number))
 
     with traced(tmp_path) as (running, both):
         whole_step(running, 1)

@@ -3,11 +3,10 @@
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dsa_indexer_cli.demo.trace_table import read_spans
+from dsa_indexer_cli.trace.spans import Span, read_trace_file
 from indexer_client import ClientSettings, Session, Source
 from ipc_handoff.stages import SERVICE_SPANS, STEP_SPAN, ServiceStage
 from tests.e2e.conftest import Start
@@ -20,23 +19,23 @@ SERVICE = {span.name for span in SERVICE_SPANS}
 SHAPE = Shape(layers=(1, 2, 3))
 
 
-def _by_trace(*files: Path) -> dict[str, list[dict[str, Any]]]:
+def _by_trace(*files: Path) -> dict[str, list[Span]]:
     """Spans of steps and stages by trace."""
     found = defaultdict(list)
     for file in files:
-        for span in read_spans(file):
-            if span["name"].startswith("dsa."):
-                found[span["context"]["trace_id"]].append(span)
+        for span in read_trace_file(file).spans:
+            if span.name.startswith("dsa."):
+                found[span.trace].append(span)
     return found
 
 
-def _is_incomplete(span: dict[str, Any]) -> bool:
-    return bool(span["attributes"].get("dsa.incomplete"))
+def _is_incomplete(span: Span) -> bool:
+    return bool(span.attributes.get("dsa.incomplete"))
 
 
-def _exported(session: Session) -> int:
+def _is_exported(session: Session, step: int) -> bool:
     assert session._attachment is not None
-    return session._attachment.bells.exported()
+    return session._attachment.bells.is_exported(step)
 
 
 def _waits_at_gate(session: Session, step: int, ordinal: int) -> bool:
@@ -62,7 +61,7 @@ def test_the_worker_tells_of_a_service_that_died_in_the_step(
             with session.step(case.inputs, case.layers) as step:
                 for layer, query in case.queries.items():
                     if number == 3 and layer == 2:
-                        assert eventually(lambda: _exported(session) == 3)
+                        assert eventually(lambda: _is_exported(session, 3))
                         assert eventually(lambda: _waits_at_gate(session, step.number, 1))
                         if stage == "behind its request":
                             service.freeze()
@@ -72,7 +71,7 @@ def test_the_worker_tells_of_a_service_that_died_in_the_step(
                     step.stage(layer, query.q, query.weights)
                     if number == 3 and layer == 2:
                         service.kill()
-                        killed = f"0x{step.trace_id}"
+                        killed = step.trace_id
                     answered = step.wait(layer)
                     if not answered:
                         step.compute_inline(layer, query.q, query.weights)
@@ -82,23 +81,21 @@ def test_the_worker_tells_of_a_service_that_died_in_the_step(
     assert set(checker.sources[3]) == {Source.SERVICE, Source.INLINE}
     traces = _by_trace(worker_file, service_file)
     spans = traces[killed]
-    lost = [span for span in spans if span["name"] in SERVICE]
+    lost = [span for span in spans if span.name in SERVICE]
     assert lost
     assert all(_is_incomplete(span) for span in lost)
-    assert {span["resource"]["attributes"]["service.name"] for span in lost} == {
-        "dsa-indexer-worker"
-    }
-    counts = Counter(span["name"] for span in lost)
+    assert {span.service for span in lost} == {"dsa-indexer-worker"}
+    counts = Counter(span.name for span in lost)
     # The first layer was answered; the second one's gate was where it died.
     assert counts["dsa.gate"] == 2
     assert counts["dsa.answer"] == 1
     assert len(traces) == 6
     for found in traces.values():
-        assert [span["name"] for span in found].count(STEP_SPAN) == 1
-        assert all(span["end_time"] for span in found)
+        assert [span.name for span in found].count(STEP_SPAN) == 1
+        assert all(span.end for span in found)
     # Nobody tells twice of a step, and of whole steps nobody says that they are incomplete.
     for trace, found in traces.items():
-        names = Counter((s["name"], s["attributes"].get("dsa.layer")) for s in found)
+        names = Counter((s.name, s.attributes.get("dsa.layer")) for s in found)
         assert max(names.values()) == 1
         if trace != killed:
             assert not any(map(_is_incomplete, found))
@@ -125,12 +122,12 @@ def test_the_service_ends_the_spans_of_a_worker_that_died(
     of_service = _by_trace(service_file)
     assert of_service
     for spans in of_service.values():
-        assert all(span["end_time"] for span in spans)
+        assert all(span.end for span in spans)
         # All of one step, under the one step span that the worker began.
-        assert len({span["parent_id"] for span in spans}) == 1
-        assert len({span["attributes"]["dsa.step"] for span in spans}) == 1
+        assert len({span.parent for span in spans}) == 1
+        assert len({span.attributes["dsa.step"] for span in spans}) == 1
     statuses = Counter(
-        span["attributes"]["dsa.status"] for spans in of_service.values() for span in spans
+        span.attributes["dsa.status"] for spans in of_service.values() for span in spans
     )
     assert statuses["STEP_STATUS_ANSWERED"] > 0
     assert set(statuses) <= {"STEP_STATUS_ANSWERED", "STEP_STATUS_CANCELLED"}

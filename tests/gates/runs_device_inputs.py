@@ -161,9 +161,11 @@ _CASES: dict[str, Callable[[], None]] = {
     "right, decode only": partial(_same_faults, _NONE, "", **_DECODE_ONLY),
     "torn length": partial(_same_faults, _set("seq_lens", 1, 8), "torn_input"),
     "torn length that is negative": partial(_same_faults, _set("seq_lens", 1, -8), "torn_input"),
-    "torn decode offset": partial(_same_faults, _set("query_start", 1, 0), "torn_input"),
-    "torn prefill offset": partial(_same_faults, _set("query_start", 4, 2**31 - 1), "torn_input"),
-    "torn last offset": partial(_same_faults, _set("query_start", 5, -(2**31)), "torn_input"),
+    "torn decode offset": partial(_same_faults, _set("query_start", 1, 0), "query_offsets"),
+    "torn prefill offset": partial(
+        _same_faults, _set("query_start", 4, 2**31 - 1), "query_offsets"
+    ),
+    "torn last offset": partial(_same_faults, _set("query_start", 5, -(2**31)), "query_offsets"),
     "negative length": partial(
         _same_faults, _set("seq_lens", 3, -1), "negative_length", has_exact_lengths=False
     ),

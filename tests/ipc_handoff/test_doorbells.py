@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ipc_handoff.doorbells import ServiceBells, WorkerBells
-from ipc_handoff.layout import CACHE_LINE
+from ipc_handoff.layout import CACHE_LINE, STAMPED_STEPS
+from ipc_handoff.words import WORD_BYTES
 from tests.ipc_handoff.support import GEOMETRY
 
 LAYOUT = GEOMETRY.control
@@ -23,7 +24,9 @@ WORKER: dict[str, tuple[tuple[int, ...], Written]] = {
     "is_cancelled": ((9,), None),
     "progress": ((), None),
     "is_drained": ((), None),
-    "exported": ((), None),
+    "is_exported": ((9,), None),
+    "keep": ((9,), ("worker_kept", 9)),
+    "is_kept": ((9,), None),
 }
 SERVICE: dict[str, tuple[tuple[int, ...], Written]] = {
     "published": ((), None),
@@ -33,10 +36,15 @@ SERVICE: dict[str, tuple[tuple[int, ...], Written]] = {
     "done": ((1, 9), ("dones", 1)),
     "cancel": ((9,), ("cancelled", 0)),
     "drained": ((), ("drained", 0)),
-    "exported": ((9,), ("exported", 0)),
+    "exported": ((9,), ("exported", 9)),
+    "keep": ((9,), ("service_kept", 9)),
+    "is_kept": ((9,), None),
 }
-WORKERS_AREAS = {"published", "requests", "detached"}
-SERVICES_AREAS = {"progress", "dones", "cancelled", "drained", "exported"}
+WORKERS_AREAS = {"published", "requests", "detached", "worker_kept"}
+SERVICES_AREAS = {"progress", "dones", "cancelled", "drained", "exported", "service_kept"}
+
+# A word a step.
+PACKED = {"exported", "worker_kept", "service_kept"}
 
 
 def public_methods(bells: type) -> set[str]:
@@ -59,7 +67,8 @@ def outside_of_its_word(bells: Callable[..., Any], method: str, entry: Any) -> s
     allowed: set[int] = set()
     if written is not None:
         area, index = written
-        start = LAYOUT.areas[area].offset + index * CACHE_LINE
+        stride = WORD_BYTES if area in PACKED else CACHE_LINE
+        start = LAYOUT.areas[area].offset + index * stride
         allowed = set(range(start, start + 8))
     changed = set[int]()
     for fill in (0x00, 0xFF):
@@ -156,12 +165,35 @@ def test_a_service_that_has_drained_stores_nothing_more(
 ) -> None:
     """Its telemetry may be late, and the bank may already be another service's."""
     worker, service = both
-    assert worker.exported() == 0
     service.exported(6)
-    assert worker.exported() == 6
+    service.keep(6)
     service.drained()
     service.exported(7)
-    assert worker.exported() == 6
+    service.keep(7)
+    assert worker.is_exported(6) and worker.is_kept(6)
+    assert not worker.is_exported(7) and not worker.is_kept(7)
+
+
+def test_either_side_keeps_a_step_and_the_other_one_sees_it(
+    both: tuple[WorkerBells, ServiceBells],
+) -> None:
+    """Each in words of its own: what one wants says nothing of the other."""
+    worker, service = both
+    worker.keep(5)
+    assert service.is_kept(5) and not worker.is_kept(5)
+    service.keep(6)
+    assert worker.is_kept(6) and not service.is_kept(6)
+    assert not worker.is_exported(5)
+
+
+def test_words_of_traces_are_of_one_step_and_not_of_the_one_a_lap_later(
+    both: tuple[WorkerBells, ServiceBells],
+) -> None:
+    worker, service = both
+    worker.keep(5)
+    assert not service.is_kept(5 + STAMPED_STEPS)
+    worker.keep(5 + STAMPED_STEPS)
+    assert not service.is_kept(5)
 
 
 class AtLeast(WorkerBells):

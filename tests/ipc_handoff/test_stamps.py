@@ -51,21 +51,6 @@ def test_a_stamp_is_the_time_of_day_in_nanoseconds() -> None:
     assert before <= times[0][0] <= time.monotonic_ns()
 
 
-def test_times_know_whom_to_tell_that_they_have_left() -> None:
-    told: list[int] = []
-    size = STEPS * BLOCK
-    ring = StampRing(memoryview(bytearray(size)), LAYERS, STAGES, told.append)
-    ring.begin(1)
-    times = ring.read(1)
-    assert times is not None and times.on_exported is not None
-    times.on_exported(1)
-    assert told == [1]
-    private = make_ring()
-    private.begin(1)
-    times = private.read(1)
-    assert times is not None and times.on_exported is None
-
-
 def test_overwritten_stamps_are_counted_and_not_shown() -> None:
     ring = make_ring()
     for step in range(1, 2 * STEPS + 1):

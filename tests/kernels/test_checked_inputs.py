@@ -22,10 +22,10 @@ def checked(staged: list[int], exact: list[int] | None) -> CheckedInputs:
 @pytest.mark.parametrize(
     ("place", "value", "faults"),
     [
-        (0, 1, [RowFault(0, "torn_input", 0, 1)]),
-        (2, 1, [RowFault(1, "torn_input", 2, 1), RowFault(2, "torn_input", 2, 1)]),
-        (3, 2**31 - 1, [RowFault(r, "torn_input", 7, 2**31 - 1) for r in (2, 3)]),
-        (4, 19, [RowFault(3, "torn_input", 20, 19)]),
+        (0, 1, [RowFault(0, "query_offsets", 0, 1)]),
+        (2, 1, [RowFault(1, "query_offsets", 2, 1), RowFault(2, "query_offsets", 2, 1)]),
+        (3, 2**31 - 1, [RowFault(r, "query_offsets", 7, 2**31 - 1) for r in (2, 3)]),
+        (4, 19, [RowFault(3, "query_offsets", 20, 19)]),
     ],
 )
 def test_only_requests_beside_a_torn_offset_are_distrusted(
@@ -53,4 +53,4 @@ def test_a_torn_offset_comes_before_other_faults_and_spares_none_of_them() -> No
         rows=2, decode_requests=1, rows_per_decode=1, pages=2, page_size=16, max_length=32,
         exact_query_start=[0, 1, 2],
     )  # fmt: skip
-    assert found.faults == [RowFault(0, "torn_input", 1, 5), RowFault(1, "torn_input", 1, 5)]
+    assert found.faults == [RowFault(0, "query_offsets", 1, 5), RowFault(1, "query_offsets", 1, 5)]

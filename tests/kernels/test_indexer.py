@@ -11,6 +11,7 @@ from indexer_service.kernels.indexer import composed
 from indexer_service.kernels.indexer.windows import plan_windows
 from tests.kernels import inputs
 
+NAN_CODE = 0x7F
 BUDGETS = [1, 5_000, 30_000, 200_000, 1 << 30]
 """From less than one page of one row to everything at once."""
 
@@ -174,3 +175,34 @@ def test_a_wrong_argument_is_named_with_its_fix(name: str, arguments: dict[str, 
     good = {**vars(inputs.paged([20, 10])), "k": 8}
     with pytest.raises(ValueError, match=rf"^{name}: .* \(fix: .+\)$"):
         indexer.select_paged(**{**good, **arguments})
+
+
+@pytest.mark.parametrize("workspace", BUDGETS)
+def test_rows_whose_scores_hold_nan_are_marked_and_no_other(workspace: int) -> None:
+    case = inputs.paged([700, 0, 33, 512], next_n=2)
+    case.q.view(torch.uint8)[2, 1, 0, 0] = NAN_CODE
+    scales = case.k_cache.view(len(case.k_cache), -1)[:, -4 * case.k_cache.shape[1] :]
+    page, place = int(case.block_table[3, 5]), 7
+    scales.view(torch.float32)[page, place] = torch.nan
+    # Behind a request's last token stands what nobody has written: it is not looked at.
+    beyond = int(case.block_table[2, 33 // case.k_cache.shape[1]])
+    scales.view(torch.float32)[beyond, 33 % case.k_cache.shape[1]] = torch.nan
+    marked = torch.zeros(8, dtype=torch.bool)
+    indexer.select_paged(*case.tensors, 40, workspace=workspace, nan_rows=marked)
+    assert marked.nonzero().flatten().tolist() == [5, 6, 7]
+
+
+def test_ragged_rows_with_nan_are_marked() -> None:
+    case = inputs.ragged([(0, 300), (300, 600), (600, 700)], 700)
+    case.k_scale[450] = torch.nan
+    marked = torch.zeros(3, dtype=torch.bool)
+    indexer.select_ragged(*case.tensors, 40, workspace=30_000, nan_rows=marked)
+    assert marked.tolist() == [False, True, False]
+
+
+def test_marks_that_do_not_fit_are_refused() -> None:
+    case = inputs.paged([64])
+    with pytest.raises(ValueError, match=r"^nan_rows: "):
+        indexer.select_paged(*case.tensors, 4, nan_rows=torch.zeros(2, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"^nan_rows: "):
+        indexer.select_paged(*case.tensors, 4, nan_rows=torch.zeros(1))

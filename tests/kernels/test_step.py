@@ -179,7 +179,7 @@ def test_a_length_beyond_a_bound_is_found(changes: dict[str, int], bound: int) -
 def test_query_offsets_that_run_backwards_are_torn() -> None:
     batch = Batch(MIXED, 0)
     batch.query_start[3] = 1
-    assert batch.faults() == [RowFault(2, "torn_input", 2, 1)]
+    assert batch.faults() == [RowFault(2, "query_offsets", 2, 1)]
 
 
 def test_no_requests_have_no_faults() -> None:

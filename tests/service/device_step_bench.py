@@ -17,6 +17,7 @@ from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.wakeups import Wakeup
 from tests.service.fake_stream import FakeStream
 from tests.service.hand_worker import EPOCH, UNWRITTEN, HandStep, HandWorker
+from tests.support.findings import Kept
 
 GEOMETRY = HandoffGeometry(
     layers=(3, 7), heads=16, head_dim=64, top_k=24, page_size=64, max_rows=48, max_requests=6,
@@ -45,9 +46,10 @@ class Bench:
         )  # fmt: skip
         assert isinstance(attachment.bank, DeviceViews)
         self.stream = FakeStream(CPU)
+        self.found = Kept()
         self.executor = DeviceExecutor(
             attachment, attachment.bank, _Prepared(EngineSettings(1 << 20, 1, CPU)), gate_bound,
-            True, lambda seconds: None, lambda: False,
+            True, lambda seconds: None, lambda: False, detection=self.found.detection,
             make_stream=lambda device: self.stream,  # type: ignore[arg-type, return-value]
         )  # fmt: skip
         self.executor.prepare()

@@ -18,12 +18,14 @@ import torch
 from triton.runtime import interpreter
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from dsa_indexer_cli.racelab.cuda_service import open_gate
 from indexer_service import device_executor, step_graphs, step_kernels
 from indexer_service.device_executor import DeviceExecutor
 from indexer_service.executor import StepCancelled
 from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, numbers_size
-from indexer_service.step_kernels import StepKernels, StepShape
+from indexer_service.step_kernels import StepKernels, StepShape, tensor_at
 from ipc_handoff.device_layout import AnswersWord, StagingWord
+from ipc_handoff.findings import FindingKind
 from ipc_handoff.layout import HandoffGeometry
 from tests.service.device_step_bench import CPU, GEOMETRY, Bench
 from tests.service.hand_worker import UNWRITTEN
@@ -144,6 +146,33 @@ def faults() -> None:
         (0, 0, 100, 101), (2, 2, 40, 40), *((row, 3, 8, 7) for row in range(3, 8)),
     ]  # fmt: skip
     assert report.faults[1].reason == pb.ROW_FAULT_REASON_PAGE_OUT_OF_BOUNDS
+    kinds = [FindingKind.TORN_INPUT, FindingKind.BAD_PAGE, FindingKind.BAD_QUERY_OFFSETS]
+    assert bench.found.kinds == kinds
+    assert [(f.row, f.request) for f in bench.found.findings] == [(0, "#0"), (2, "#2"), (3, "#3")]
+
+
+def publish_race() -> None:
+    """The race lab's service does not wait: it reads what the step before left in the slot."""
+    with patch.object(step_kernels, "gate", open_gate):
+        bench = Bench()
+        slots = GEOMETRY.slots
+        for length in range(50, 50 + slots):
+            step = bench.worker.make([1, 1], [length, length])
+            bench.check(step, bench.run(step))
+        assert not bench.found.findings
+        late = bench.worker.make([1, 1], [90, 60])
+        bench.worker.publish(late)
+        for ordinal in range(len(GEOMETRY.layers)):
+            late.q[ordinal], late.weights[ordinal] = late.q[0], late.weights[0]
+            bench.worker.stage(late, ordinal)
+        # As it still is on a GPU whose worker's stream is late.
+        at = bench.worker.staging + GEOMETRY.device.staging_at(late.plan.step % slots)
+        lengths = tensor_at(at + GEOMETRY.device.seq_lens, (2,), torch.int32, CPU)
+        lengths.fill_(50)
+        report = bench.finish(late)
+    assert report.fault_count == 2
+    assert bench.found.kinds == [FindingKind.TORN_INPUT] * 2
+    assert [(f.expected, f.seen) for f in bench.found.findings] == [("90", "50"), ("60", "50")]
 
 
 def not_published() -> None:
@@ -171,6 +200,8 @@ def second_layer_does_not_come() -> None:
     assert report.fault_count == 1
     assert int(bench.word(bench.worker.answers, AnswersWord.DONES)) == step.plan.step
     assert int(bench.word(bench.worker.answers, AnswersWord.DONES + 1)) == 0
+    (_, late) = bench.found.findings
+    assert (late.kind, late.step, late.layer) == (FindingKind.WAIT_ENDED, step.plan.step, 7)
 
 
 def _ends_with(message: str, spoil: Callable[[Bench], None]) -> None:
@@ -241,6 +272,7 @@ CASES: dict[str, Callable[[], None]] = {
     for case in (
         decode_of_every_size, unknown_lengths, two_rows_a_request_without_a_graph, mixed,
         one_request_or_one_row, a_bucket_that_has_no_room, launches_are_told, faults,
+        publish_race,
         not_published, second_layer_does_not_come, newer, detached, closing,
         refused_plans_are_given_up, stamps,
     )
@@ -254,6 +286,7 @@ def _planted() -> Iterator[tuple[Any, ...]]:
     name = "a first launch that does not fit"
     yield name, one_request_or_one_row, device_executor, "first_shapes", _mixed_always
     yield "faults are not looked at", faults, step_kernels, "copy_checked", _unchecked
+    yield "nor of a publish race", publish_race, step_kernels, "copy_checked", _unchecked
 
 
 def _no_gate(memory: Any, kind: Any, **_: Any) -> None:

@@ -220,15 +220,19 @@ class Worker:
     def stage(self, plan: pb.StepPlan) -> int:
         """Stage and ring what `plan` promises; the length of its only request."""
         length = 1 + plan.step % self.geometry.top_k
+        generations = self.bank.control.generations
+        generations.inputs.begin(plan.step)
         slot = self.bank.staging[self.geometry.staging.slot_of(plan.step)]
         slot.q.copy_(torch.ones(slot.q.shape).to(slot.q.dtype))
         slot.weights.fill_(1.0)
         slot.query_start.copy_(torch.arange(len(slot.query_start), dtype=torch.int32))
         slot.seq_lens.fill_(length)
         slot.block_table.zero_()
+        generations.inputs.end(plan.step)
         self.bank.control.bells.publish(plan.step)
         for layer in plan.layers:
             ordinal = self.geometry.layers.index(layer)
+            generations.layers.end(plan.step, ordinal)
             self.bank.control.bells.request(ordinal, plan.step)
         self.wakeups[WAKE_SERVICE_TOKEN].ring()
         return length

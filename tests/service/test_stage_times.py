@@ -5,6 +5,7 @@ second.
 from types import SimpleNamespace
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 pytest.importorskip("triton", reason="Triton exists on Linux only")
 
@@ -13,8 +14,10 @@ from indexer_service import device_step
 from indexer_service.device_step import StageTimes
 from indexer_service.telemetry import StepTelemetry
 from ipc_handoff.kernels.clock import ClockOffset
-from ipc_handoff.stages import SERVICE_STAGES
+from ipc_handoff.stages import SERVICE_SPANS, SERVICE_STAGES
 from ipc_handoff.stamps import StepTimes
+from ipc_handoff.telemetry.settings import TraceSettings
+from ipc_handoff.telemetry.tracing import Tracing
 
 STAGES = len(SERVICE_STAGES)
 
@@ -33,7 +36,7 @@ class Clocks:
 
 def test_the_clock_is_looked_at_again_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = Clocks(monkeypatch)
-    times = StageTimes(clocks.look, 1, lambda step: None)
+    times = StageTimes(clocks.look, 1)
     found = []
     for step, clocks.now in ((1, 100.9), (2, 101.0), (3, 101.9), (4, 102.1)):
         told = times.of(step, [step, 7, *[0] * (STAGES - 1)])
@@ -45,7 +48,7 @@ def test_the_clock_is_looked_at_again_each_second(monkeypatch: pytest.MonkeyPatc
 
 def test_lost_stamps_cost_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = Clocks(monkeypatch)
-    times = StageTimes(clocks.look, 1, lambda step: None)
+    times = StageTimes(clocks.look, 1)
     clocks.now += 5
     assert times.of(3, [4, *[9] * STAGES]) is None
     assert (times.lost, clocks.looks) == (1, 1)
@@ -53,9 +56,16 @@ def test_lost_stamps_cost_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", [None, 43])
 def test_spans_say_how_wrong_the_clock_may_be(error: int | None) -> None:
-    told: list[dict[str, object]] = []
-    tracing = SimpleNamespace(service_stages=lambda *arguments: told.append(arguments[-1]))
-    telemetry = StepTelemetry(tracing)  # type: ignore[arg-type]
-    plan = pb.StepPlan(step=3, trace=pb.TraceContext(flags=1))
-    telemetry.step_finished(plan, pb.StepReport(), StepTimes([[1] * STAGES], None, error), [0])
-    assert told[0].get("dsa.clock_error_ns") == error
+    exporter = InMemorySpanExporter()
+    telemetry = StepTelemetry(tracing := Tracing(TraceSettings("service"), [exporter]))
+    control = SimpleNamespace(
+        bells=SimpleNamespace(exported=lambda step: None, is_detached=lambda: False)
+    )
+    telemetry.attached(SimpleNamespace(epoch=5, control=control, engine="cpu", placement="cpu"))  # type: ignore[arg-type]
+    trace = pb.TraceContext(trace_id=b"1" * 16, span_id=b"2" * 8, flags=1)
+    plan = pb.StepPlan(step=3, epoch=5, trace=trace)
+    telemetry.step_finished(plan, pb.StepReport(epoch=5), StepTimes([[1] * STAGES], error), [0])
+    tracing.close()
+    for span in exporter.get_finished_spans():
+        assert (span.attributes or {}).get("dsa.clock_error_ns") == error
+    assert len(exporter.get_finished_spans()) == len(SERVICE_SPANS)

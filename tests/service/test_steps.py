@@ -11,6 +11,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service import step_executor
 from indexer_service.engine import EngineSettings, create_engine
 from indexer_service.errors import ServiceError
+from indexer_service.events import StepObserver
 from indexer_service.runner import RunnerSettings
 from indexer_service.session_regions import SessionRegions
 from indexer_service.session_steps import SessionSteps, StepResources
@@ -69,7 +70,7 @@ def test_a_runner_that_finishes_can_still_be_hurried(settings: Settings) -> None
     worker.leave()
 
 
-class _Watcher:
+class _Watcher(StepObserver):
     def step_finished(self, *_: object) -> None:
         pass
 

@@ -13,7 +13,9 @@ from indexer_client import ClientSettings, Session, Source
 from indexer_client.step import Step
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
+from indexer_service.events import StepObserver
 from indexer_service.settings import Settings
+from ipc_handoff.findings import FindingListener
 from tests.service.support import LocalService
 from tests.service.support import running as service_running
 from tests.support.waiting import eventually
@@ -62,8 +64,8 @@ class HeldEngine(CpuEngine):
             self.ended += held
 
 
-class Reports:
-    """A `StepObserver` that keeps what it is told."""
+class Reports(StepObserver):
+    """Keeps what it is told."""
 
     def __init__(self) -> None:
         self.found: list[pb.StepReport] = []
@@ -126,16 +128,31 @@ def pair(
     client: dict[str, Any] | None = None,
     observer: Any = None,
     tracing: Any = None,
+    metrics: Any = None,
+    step_metrics: Any = None,
+    worker_finds: FindingListener | None = None,
+    service_finds: FindingListener | None = None,
     **settings: Any,
 ) -> Iterator[Pair]:
-    """An attached pair; `settings` are the service's, `client` the session's."""
+    """An attached pair; `settings` are the service's, `client` the session's; `*_finds` are told
+    what each side finds.
+
+    Args:
+        metrics: the session's; step_metrics: the service's.
+    """
     engine, reports = HeldEngine(), Reports()
     wanted = Settings(
         address=f"unix:{folder / 'd' / 'i.sock'}", **{"gate_bound_seconds": 1.0, **settings}
     )
     steps = RandomSteps(shape or Shape(), seed)
     asked = {"wait_bound_seconds": 2.0, "rpc_timeout_seconds": 3.0, "reattach_seconds": 0.2}
-    with service_running(wanted, engine=engine, observer=observer or reports) as service:
+    parts = {
+        "engine": engine,
+        "observer": observer or reports,
+        "metrics": step_metrics,
+        "findings": service_finds,
+    }
+    with service_running(wanted, **parts) as service:
         of_client = ClientSettings(address=service.address, **{**asked, **(client or {})})
         with Session(
             steps.geometry,
@@ -143,6 +160,8 @@ def pair(
             steps.fallback,
             settings=of_client,
             tracing=tracing,
+            metrics=metrics,
+            findings=worker_finds,
         ) as session:
             session.wait_attached(SOON)
             made = Pair(service, session, steps)

@@ -1,7 +1,7 @@
 """A pair whose both sides trace into this process's memory."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from indexer_service.telemetry import StepTelemetry
 from ipc_handoff.stages import STEP_SPAN
-from ipc_handoff.tracing import TraceSettings, Tracing
+from ipc_handoff.telemetry.tracing import TraceSettings, Tracing
 from tests.support.plants import Pair, pair
 
 
@@ -35,12 +35,13 @@ class OpenSpans(SpanProcessor):
 class Traced:
     """What both sides exported, once the pair has ended."""
 
-    def __init__(self, ratio: float) -> None:
+    def __init__(self, ratio: float, slow: Mapping[str, float]) -> None:
         self._exporters = {side: InMemorySpanExporter() for side in ("worker", "service")}
         self.tracings = {
-            side: Tracing(TraceSettings(side, ratio=ratio), [exporter])
+            side: Tracing(TraceSettings(side, ratio=ratio, slow_seconds=slow.get(side)), [exporter])
             for side, exporter in self._exporters.items()
         }
+        self.telemetry = StepTelemetry(self.tracings["service"])
         self.open = OpenSpans()
         for tracing in self.tracings.values():
             tracing._provider.add_span_processor(self.open)
@@ -64,13 +65,19 @@ class Traced:
 
 
 @contextmanager
-def traced(folder: Path, *, ratio: float = 1.0, **fields: Any) -> Iterator[tuple[Pair, Traced]]:
-    """A pair, and its spans; at the end every span has ended."""
-    both = Traced(ratio)
+def traced(
+    folder: Path, *, ratio: float = 1.0, slow: Mapping[str, float] | None = None, **fields: Any
+) -> Iterator[tuple[Pair, Traced]]:
+    """A pair, and its spans; at the end every span has ended.
+
+    Args:
+        slow: by side, seconds after which it keeps a step.
+    """
+    both = Traced(ratio, slow or {})
     with pair(
         folder,
         tracing=both.tracings["worker"],
-        observer=StepTelemetry(both.tracings["service"]),
+        observer=both.telemetry,
         **fields,
     ) as running:
         yield running, both

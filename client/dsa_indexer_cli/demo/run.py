@@ -15,8 +15,9 @@ from dsa_indexer_cli.demo.compare import SCORE_TOLERANCE, indistinguishable_rows
 from dsa_indexer_cli.demo.recorded import DECODE_LAYER, recorded_workload
 from dsa_indexer_cli.demo.result import DemoResult
 from dsa_indexer_cli.demo.service_process import ServiceProcess, own_environment
-from dsa_indexer_cli.demo.trace_table import read_spans, stage_times, whole_traces
+from dsa_indexer_cli.demo.trace_table import stage_times, whole_traces
 from dsa_indexer_cli.demo.varied import VariedSteps
+from dsa_indexer_cli.trace.spans import read_trace_file
 from indexer_client import ClientSettings, Session, Source, Step
 from ipc_handoff.addresses import UNIX
 
@@ -246,7 +247,7 @@ class _Demo:
         )
 
     def _trace(self) -> None:
-        spans = read_spans(self.result.trace_file)
+        spans = read_trace_file(self.result.trace_file).spans
         self.result.stages = stage_times(spans)
         whole = whole_traces(spans)
         self.result.check(

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,12 +27,27 @@ def own_environment() -> Iterator[None]:
         os.environ.update(saved)
 
 
-class ServiceProcess:
-    """`dsa-indexer serve` at `address`; logs go to `log`, spans to `trace_file` if one is given."""
+def _serve(address: str, trace_file: Path | None) -> list[str]:
+    command = [sys.executable, "-m", "dsa_indexer_cli", "serve", "--address", address]
+    return command if trace_file is None else [*command, "--trace-file", str(trace_file)]
 
-    def __init__(self, address: str, trace_file: Path | None, log: Path) -> None:
+
+class ServiceProcess:
+    """`dsa-indexer serve` at `address`; logs go to `log`, spans to `trace_file` if one is given.
+
+    Args:
+        command: what is run instead, if it is given.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        trace_file: Path | None,
+        log: Path,
+        command: Sequence[str] | None = None,
+    ) -> None:
         self._address = address
-        self._trace_file = trace_file
+        self._command = list(command or _serve(address, trace_file))
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -42,11 +57,8 @@ class ServiceProcess:
         Raises:
             RuntimeError: it ended, or did not serve in time.
         """
-        command = [sys.executable, "-m", "dsa_indexer_cli", "serve", "--address", self._address]
-        if self._trace_file is not None:
-            command += ["--trace-file", str(self._trace_file)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         deadline = time.monotonic() + _START_SECONDS
         while not self._serves():
             if self._process.poll() is not None or time.monotonic() > deadline:

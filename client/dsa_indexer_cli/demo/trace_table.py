@@ -1,14 +1,11 @@
 """What the trace file says: times a stage, and whether each step is one trace over both sides."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
 from statistics import quantiles
-from typing import Any
 
+from dsa_indexer_cli.trace.spans import Span
 from ipc_handoff.stages import SERVICE_SPANS, STEP_SPAN, WORKER_SPANS
 
 STAGES = tuple(span.name for span in (WORKER_SPANS[0], *SERVICE_SPANS, *WORKER_SPANS[1:]))
@@ -26,20 +23,14 @@ class StageTimes:
     p99: float
 
 
-def read_spans(path: Path) -> list[dict[str, Any]]:
-    """The spans of a trace file, one JSON object a line."""
-    with path.open() as lines:
-        return [json.loads(line) for line in lines]
-
-
-def stage_times(spans: Iterable[dict[str, Any]]) -> list[StageTimes]:
+def stage_times(spans: Iterable[Span]) -> list[StageTimes]:
     """One entry a stage and process, in the order of the hand-over; the whole step last."""
     durations: dict[tuple[str, str], list[float]] = defaultdict(list)
     incomplete: dict[tuple[str, str], int] = defaultdict(int)
     for span in spans:
-        key = (span["name"], span["resource"]["attributes"]["service.name"])
-        durations[key].append(_microseconds(span))
-        incomplete[key] += bool(span["attributes"].get("dsa.incomplete"))
+        key = (span.name, span.service)
+        durations[key].append((span.end - span.begin) / 1000)
+        incomplete[key] += bool(span.attributes.get("dsa.incomplete"))
     order = {name: place for place, name in enumerate((*STAGES, STEP_SPAN))}
     table = []
     for key in sorted(durations, key=lambda key: (order.get(key[0], len(order)), key[1])):
@@ -49,22 +40,17 @@ def stage_times(spans: Iterable[dict[str, Any]]) -> list[StageTimes]:
     return table
 
 
-def whole_traces(spans: Iterable[dict[str, Any]]) -> set[str]:
+def whole_traces(spans: Iterable[Span]) -> set[str]:
     """Ids of the traces that have one step span and every stage of the hand-over."""
     names: dict[str, list[str]] = defaultdict(list)
     for span in spans:
-        names[span["context"]["trace_id"].removeprefix("0x")].append(span["name"])
+        names[span.trace].append(span.name)
     wanted = set(STAGES) - {"dsa.attend"}
     return {
         trace
         for trace, found in names.items()
         if found.count(STEP_SPAN) == 1 and wanted <= set(found)
     }
-
-
-def _microseconds(span: dict[str, Any]) -> float:
-    begin, end = (datetime.fromisoformat(span[name]) for name in ("start_time", "end_time"))
-    return (end - begin).total_seconds() * 1e6
 
 
 def _percentiles(values: list[float]) -> tuple[float, float]:

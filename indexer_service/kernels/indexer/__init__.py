@@ -13,7 +13,7 @@ from torch import Tensor
 
 from indexer_service.kernels import mqa_logits
 from indexer_service.kernels.architecture import on
-from indexer_service.kernels.checks import expect, expect_rows, positive
+from indexer_service.kernels.checks import expect, expect_rows, fault, positive
 from indexer_service.kernels.dispatch import TRITON
 from indexer_service.kernels.epilogue import Epilogue
 from indexer_service.kernels.indexer import composed
@@ -36,6 +36,7 @@ def select_paged(
     epilogue: Epilogue | None = None,
     impl: str = "auto",
     on_stage: Callable[[str], None] | None = None,
+    nan_rows: Tensor | None = None,
 ) -> Tensor:
     """The k best keys of each row in a paged cache; `topk.select` says which and in what order.
 
@@ -59,6 +60,8 @@ def select_paged(
         on_stage: called with "logits" after each window's scores and with "topk" after its
             selection, in the caller's thread. What it raises abandons the selection and
             propagates; `out` may then hold anything.
+        nan_rows: bool [rows]; set to True where a row's scores hold NaN, else left alone. Not
+            with Triton, which keeps no scores.
 
     Returns:
         int32 [B*next_n, k], positions in the request, ascending, -1 at the tail; only -1 for
@@ -71,11 +74,12 @@ def select_paged(
     out = _check_output(out, len(weights), k, q.device)
     _check_options(workspace, enabled, q.device)
     impl = mqa_logits.paged_implementation(impl, q, k_cache)
+    told = _told_nan(nan_rows, impl, len(weights), q.device)
     tensors = (q, k_cache, weights, seq_lens, block_table)
     with on(q.device):
         _selects(impl).select_paged(
             *tensors, k, out, workspace, enabled, on_stage,
-            settled=settled and enabled is not None, epilogue=epilogue, impl=impl,
+            settled=settled and enabled is not None, epilogue=epilogue, impl=impl, **told,
         )  # fmt: skip
     return out
 
@@ -94,6 +98,7 @@ def select_ragged(
     enabled: Tensor | None = None,
     impl: str = "auto",
     on_stage: Callable[[str], None] | None = None,
+    nan_rows: Tensor | None = None,
 ) -> Tensor:
     """The `topk` best of each row's keys among gathered ones; as `select_paged` otherwise.
 
@@ -101,7 +106,7 @@ def select_ragged(
         q, k, k_scale, weights, row_start, row_end: as `mqa_logits.ragged` takes them.
         topk: how many keys a row.
         out: int32 [M, topk] with contiguous rows, every element of it written.
-        workspace, enabled, impl, on_stage: as for `select_paged`.
+        workspace, enabled, impl, on_stage, nan_rows: as for `select_paged`.
 
     Returns:
         int32 [M, topk], relative to row_start, ascending, -1 at the tail.
@@ -113,15 +118,29 @@ def select_ragged(
     out = _check_output(out, len(q), topk, q.device, name="topk")
     _check_options(workspace, enabled, q.device)
     impl = mqa_logits.ragged_implementation(impl, q)
+    told = _told_nan(nan_rows, impl, len(q), q.device)
     tensors = (q, k, k_scale, weights, row_start, row_end)
     with on(q.device):
-        _selects(impl).select_ragged(*tensors, topk, out, workspace, enabled, on_stage, impl=impl)
+        _selects(impl).select_ragged(
+            *tensors, topk, out, workspace, enabled, on_stage, impl=impl, **told
+        )
     return out
 
 
 def _selects(impl: str) -> ModuleType:
     """Where Triton computes both, its kernels work together; else one follows the other."""
     return import_module(f"{__name__}.fused") if impl == TRITON else composed
+
+
+def _told_nan(
+    nan_rows: Tensor | None, impl: str, rows: int, device: torch.device
+) -> dict[str, Tensor | None]:
+    """What only those take that have whole scores in memory."""
+    if nan_rows is not None:
+        if impl == TRITON:
+            raise fault("nan_rows", "given, with Triton", "None: its kernels keep no scores")
+        expect("nan_rows", nan_rows, "[rows]", (rows,), torch.bool, device)
+    return {} if impl == TRITON else {"nan_rows": nan_rows}
 
 
 def _check_output(

@@ -43,6 +43,7 @@ def select_paged(
     settled: bool,
     epilogue: Epilogue | None,
     impl: str,
+    nan_rows: Tensor | None = None,
 ) -> None:
     """See `indexer.select_paged`; arguments are already checked. `settled` saves nothing here."""
     answer = _private(enabled, out)
@@ -73,6 +74,7 @@ def select_paged(
                 q[requests], k_cache, weights[rows], block_lengths - begin,
                 block_table[requests, pages], end - begin, out=scores, impl=impl,
             )  # fmt: skip
+            _note_nan(nan_rows, rows, scores)
 
         keys = (0, _longest(block_lengths, width))
         merge_windows(score, keys, plan.keys, k, answer[rows], impl=_top_k(impl), on_stage=on_stage)
@@ -95,6 +97,7 @@ def select_ragged(
     on_stage: OnStage,
     *,
     impl: str,
+    nan_rows: Tensor | None = None,
     logits: Callable[..., None] | None = None,
 ) -> None:
     """See `indexer.select_ragged`; arguments are already checked.
@@ -127,12 +130,19 @@ def select_ragged(
                 q_codes[rows], k_codes[keys], k_scale[keys], weights[rows], start - begin,
                 end - begin, scores,
             )  # fmt: skip
+            _note_nan(nan_rows, rows, scores)
 
         chosen = answer[rows]
         keys = _key_range(start, end, len(k))
         merge_windows(score, keys, plan.keys, topk, chosen, impl=_top_k(impl), on_stage=on_stage)
         chosen -= torch.where(chosen >= 0, start.unsqueeze(1), 0)
     _hand_over(answer, enabled, out)
+
+
+def _note_nan(nan_rows: Tensor | None, rows: slice, scores: Tensor) -> None:
+    """The largest of a row's scores is NaN if one of them is: a single pass over them."""
+    if nan_rows is not None:
+        nan_rows[rows] |= scores.amax(1).isnan()
 
 
 def _top_k(impl: str) -> str:

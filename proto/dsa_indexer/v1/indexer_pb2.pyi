@@ -51,6 +51,7 @@ class RowFaultReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROW_FAULT_REASON_LENGTH_OUT_OF_BOUNDS: _ClassVar[RowFaultReason]
     ROW_FAULT_REASON_PAGE_OUT_OF_BOUNDS: _ClassVar[RowFaultReason]
     ROW_FAULT_REASON_TORN_INPUT: _ClassVar[RowFaultReason]
+    ROW_FAULT_REASON_QUERY_OFFSETS: _ClassVar[RowFaultReason]
 PLACEMENT_UNSPECIFIED: Placement
 PLACEMENT_CPU: Placement
 PLACEMENT_MPS: Placement
@@ -79,6 +80,7 @@ ROW_FAULT_REASON_NEGATIVE_LENGTH: RowFaultReason
 ROW_FAULT_REASON_LENGTH_OUT_OF_BOUNDS: RowFaultReason
 ROW_FAULT_REASON_PAGE_OUT_OF_BOUNDS: RowFaultReason
 ROW_FAULT_REASON_TORN_INPUT: RowFaultReason
+ROW_FAULT_REASON_QUERY_OFFSETS: RowFaultReason
 
 class Worker(_message.Message):
     __slots__ = ("instance", "engine", "pid", "gpu_uuid", "model", "group")

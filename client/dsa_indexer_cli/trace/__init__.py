@@ -1,0 +1,1 @@
+"""What a trace file says about steps, as a timeline for people and for Perfetto."""

@@ -1,0 +1,68 @@
+"""What the service counts, and times, for metrics."""
+
+from collections.abc import Sequence
+
+from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.events import StepObserver
+from indexer_service.session_table import SessionTable
+from indexer_service.telemetry import StepTelemetry
+from ipc_handoff.findings import Finding
+from ipc_handoff.stages import SERVICE_SPANS
+from ipc_handoff.telemetry import catalogue
+from ipc_handoff.telemetry.attributes import Times
+from ipc_handoff.telemetry.metrics import Metrics, Observed
+from ipc_handoff.telemetry.stage_metrics import record_stages
+
+_SIDE = "service"
+
+
+class StepMetrics(StepObserver):
+    """Counts steps, and times one layer of each. Also a `FindingListener`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._stale_plans = 0
+
+    def step_finished(
+        self,
+        plan: pb.StepPlan,
+        report: pb.StepReport,
+        times: Times | None,
+        layers: Sequence[int],
+    ) -> None:
+        metrics = self._metrics
+        status = pb.StepStatus.Name(report.status).removeprefix("STEP_STATUS_").lower()
+        metrics.count(catalogue.STEPS, label=status)
+        if report.fault_count:
+            metrics.count(catalogue.FAULTED_ROWS, report.fault_count)
+        if report.status == pb.STEP_STATUS_REJECTED:
+            if plan.epoch != report.epoch:
+                self._stale_plans += 1
+            return
+        if times is not None:
+            record_stages(metrics, _SIDE, SERVICE_SPANS, times, plan.step, plan.trace)
+        elif plan.trace.trace_id:
+            metrics.count(catalogue.LOST_STAMPS, label=_SIDE)
+
+    def found(self, finding: Finding) -> None:
+        self._metrics.count(catalogue.FINDINGS, label=finding.kind.value)
+
+    def observe(self, table: SessionTable) -> None:
+        """Have gauges ask `table` whenever they are collected."""
+        for metric, value in (
+            (catalogue.SESSIONS, lambda: len(table.sessions)),
+            (catalogue.REGIONS, lambda: sum(len(s.regions.names) for s in table.sessions)),
+            (catalogue.MAPPED, lambda: table.mapped_bytes),
+            (catalogue.QUEUED_STEPS, lambda: sum(s.queued_steps for s in table.sessions)),
+            (catalogue.STALE_EPOCHS, lambda: table.stale_epochs + self._stale_plans),
+        ):
+            self._metrics.observe(metric, lambda value=value: [(value(), "")])  # type: ignore[misc]
+
+    def observe_traces(self, telemetry: StepTelemetry) -> None:
+        """Have the counter of kept and dropped traces ask `telemetry`."""
+
+        def decisions() -> Observed:
+            kept, dropped = telemetry.decisions()
+            return [(kept, "kept"), (dropped, "dropped")]
+
+        self._metrics.observe(catalogue.TRACES, decisions)

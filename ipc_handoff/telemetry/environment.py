@@ -1,0 +1,59 @@
+"""What the standard `OTEL_*` variables choose."""
+
+import os
+import time
+from collections.abc import Collection
+
+from opentelemetry.sdk.resources import Resource
+
+from ipc_handoff.stages import HOST_CLOCK_TICK
+
+OTLP = "otlp"
+CONSOLE = "console"
+
+
+def is_disabled() -> bool:
+    """Whether OpenTelemetry is switched off as a whole."""
+    return os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+
+
+def resource(service_name: str) -> Resource:
+    """Who tells; `OTEL_SERVICE_NAME` wins."""
+    name = os.environ.get("OTEL_SERVICE_NAME") or service_name
+    tick = round(time.get_clock_info("monotonic").resolution * 1e9)
+    return Resource.create(
+        {"service.name": name, "process.pid": os.getpid(), HOST_CLOCK_TICK: tick}
+    )
+
+
+def wanted_exporters(signal: str, known: Collection[str]) -> set[str]:
+    """What `OTEL_<signal>_EXPORTER` names; without it OTLP, if an endpoint is given.
+
+    Args:
+        signal: TRACES or METRICS.
+        known: exporters that are here.
+
+    Raises:
+        ValueError: the variable names another one.
+    """
+    variable = f"OTEL_{signal}_EXPORTER"
+    named = os.environ.get(variable, "")
+    if not named:
+        endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
+        return {OTLP} if any(map(os.environ.get, endpoints)) else set()
+    wanted = {name.strip() for name in named.split(",")} - {"none"}
+    if unknown := wanted - set(known):
+        choices = ", ".join(sorted(known))
+        raise ValueError(f"{variable}: {min(unknown)!r} is not here (fix: {choices} or none)")
+    return wanted
+
+
+def check_protocol(signal: str) -> None:
+    """Raise ValueError unless OTLP is wanted over gRPC."""
+    common = "OTEL_EXPORTER_OTLP_PROTOCOL"
+    variables = (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", common)
+    protocol = next(filter(None, map(os.environ.get, variables)), "grpc")
+    if protocol != "grpc":
+        raise ValueError(
+            f"{common}: {protocol!r} is not here (fix: grpc, which collectors take at port 4317)"
+        )
