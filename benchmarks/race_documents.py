@@ -64,6 +64,18 @@ def detectors_cpu(results: Path) -> None:
     )  # fmt: skip
 
 
+def detector_pieces(results: Path) -> None:
+    """Put what each detector does, timed by itself, between its marks."""
+    record = read(results)
+    found = record["results"]
+    rows = [(name, f"{taken:.1f}") for name, taken in found["microseconds"].items()]
+    said = (
+        f"Steps of {found['rows']} requests, one row each, over {found['keys']} keys; both sides."
+    )
+    table = markdown_table(("what", "µs"), rows)
+    put(DIAGNOSING, "detector pieces", "\n\n".join([origin(record, results), table, said]))
+
+
 def detectors_gpu(results: Path) -> None:
     """Put what the detectors cost on a GPU between its marks."""
     record = read(results)
