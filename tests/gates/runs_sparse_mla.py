@@ -88,6 +88,20 @@ def _attend(
     assert (ours[-1] == 0).all()
 
 
+def _nan_code(arch: str) -> None:
+    """A row that attends to a NaN code is NaN, and the others are not."""
+    q, cache, slots = _random(1, 3, 3, 576).to(torch.bfloat16), _cache("fp8", 576), _slots(3, 43)
+    place = int(slots[1, 0])
+    slots[0] = torch.where(slots[0] == place, -1, slots[0])
+    cache.view(-1, 656)[place, 200] = 0xFF
+    os.environ["DSA_INDEXER_FORCE_ARCH"] = arch
+    for splits in (1, 2):
+        ours = sparse_mla.attend(q, cache, slots, SCALE, num_kv_splits=splits, impl="triton")
+        assert not ours[1].isfinite().any()
+        assert ours[0].isfinite().all()
+        assert ours[2].isfinite().all()
+
+
 def _to_slots() -> None:
     indices = torch.tensor([[0, 5, -1, 7], [9, 8, -2, 3], [1, 2, 3, 0]], dtype=torch.int32)
     wide = torch.zeros((3, 8), dtype=torch.int32)
@@ -115,6 +129,8 @@ _CASES: dict[str, Callable[[], None]] = {
     "fp8 native": partial(_attend, "fp8", splits=2),
     "fp8 software": partial(_attend, "fp8", splits=1, arch="80"),
     "fp8 pages apart": partial(_attend, "fp8", splits=1, paged=True),
+    "fp8 NaN code, native": partial(_nan_code, "89"),
+    "fp8 NaN code, software": partial(_nan_code, "80"),
     "fewer slots than a block": partial(_attend, k=5),
     "to_slots": _to_slots,
 }

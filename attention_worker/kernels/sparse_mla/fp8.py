@@ -16,7 +16,7 @@ _TO_VALUE = tl.constexpr(2.0**120)
 def decode_e4m3(words, ROWS: tl.constexpr, NATIVE: tl.constexpr):
     """int32 [ROWS, 32], four codes each -> bf16 [ROWS, 128].
 
-    NaN codes become NaN natively, ±480 in software.
+    NaN codes become NaN.
     """
     if NATIVE:
         v0 = _native(words)
@@ -41,8 +41,13 @@ def _native(words):
 
 @triton.jit
 def _placed(pairs):
-    """Codes in the upper bytes of 16-bit halves -> bf16's bits of their values times 2^-120."""
-    return (pairs & -0x7FFF8000) | ((pairs >> 4) & 0x07F007F0)
+    """Codes in the upper bytes of 16-bit halves -> bf16's bits of their values times 2^-120.
+
+    The two NaN codes get all of bf16's exponent bits, which makes them NaN.
+    """
+    magnitude = pairs & 0x7F007F00
+    nan = ((magnitude + 0x01000100) >> 1) & 0x40004000
+    return (pairs & -0x7FFF8000) | (magnitude >> 4) | ((nan << 1) - (nan >> 7))
 
 
 @triton.jit
