@@ -25,43 +25,53 @@ def _types(cache: str) -> dict[str, str]:
     return pointers | dict(partial=value, partial_lse="*fp32", scale="fp32") | _NUMBERS
 
 
-def _attend(heads: int, tokens: int, cache: str, architectures: tuple[int, ...]) -> Build:
+def _attend(
+    heads: int, tokens: int, cache: str, architectures: tuple[int, ...], invariant: bool = False
+) -> Build:
     """The kernel that `plan` chooses for a shape on these architectures."""
     fp8 = cache == "*u8"
     chosen = plan.choose(
         tokens, heads, 2048, arch=architectures[0], processors=132, fp8=fp8, aligned=True,
-        splits=None, invariant=False,
+        splits=None, invariant=invariant,
     )  # fmt: skip
     constants: dict[str, Any] = dict(
-        BLOCK_H=chosen.block_heads, BLOCK_N=chosen.block_tokens, ROPE=True, PAGED=False,
+        BLOCK_H=chosen.block_heads, BLOCK_N=chosen.block_tokens, PAGED=False,
         SINGLE=chosen.splits == 1, PDL=architectures[0] >= 90,
     )  # fmt: skip
-    kernel = f"{_HERE}.hopper_{chosen.form}:{chosen.form}_kernel"
-    if chosen.form == "fp8":
-        del constants["ROPE"]  # always there
+    types, options = _types(cache), dict(num_warps=chosen.warps)
+    if chosen.form != "fp8":
+        constants |= dict(ROPE=True)  # fp8 tokens always have it
     if chosen.form == "portable":
         kernel = f"{_HERE}.split:split_kernel"
         native = native_fp8(architectures[0])
         constants |= dict(STAGES=chosen.buffers, FP8=fp8, NATIVE=native, VECTOR=16 if fp8 else 8)
     else:
+        kernel = f"{_HERE}.hopper_{chosen.form}:{chosen.form}_kernel"
+        types |= dict(per_program="i32")
         constants |= dict(num_warps=chosen.warps)
-        constants |= dict(BUFFERS=chosen.buffers) if chosen.form == "narrow" else {}
+    if chosen.form in ("narrow", "fp8"):
+        constants |= dict(BUFFERS=chosen.buffers, FOLD=chosen.fold)
+    if chosen.form == "fp8" and chosen.block_heads == 16:
+        options |= dict(maxnreg=128)
     return Build(
-        f"attend {heads} heads {tokens} tokens {cache}", kernel, _types(cache), constants,
-        dict(num_warps=chosen.warps), architectures, unaligned=("slots", "lse"),
+        f"attend {heads} heads {tokens} tokens {cache}{' invariant' if invariant else ''}",
+        kernel, types, constants, options, architectures, unaligned=("slots", "lse"),
     )  # fmt: skip
 
 
-def _merge(rows: int, splits: int, dependent: bool, architectures: tuple[int, ...]) -> Build:
+def _merge(
+    rows: int, splits: int, invariant: bool, dependent: bool, architectures: tuple[int, ...]
+) -> Build:
     types = dict(out="*bf16", lse="*fp32", partial="*bf16", partial_lse="*fp32", heads="i32")
-    kind = plan.merge_kind(rows, splits, invariant=False)
+    kind = plan.merge_kind(rows, splits)
     assert kind is not None
     room, columns, warps = kind
     return Build(
-        f"merge {splits} splits of {rows} rows", f"{_HERE}.merge:merge_kernel",
-        types | dict(splits="i32", out_token="i64", out_head="i64"),
-        dict(MAX_SPLITS=room, COLUMNS=columns, PDL=dependent), dict(num_warps=warps),
-        architectures, unaligned=("lse",),
+        f"merge {splits} splits of {rows} rows{' in order' if invariant else ''}",
+        f"{_HERE}.merge:merge_kernel", types | dict(splits="i32", out_token="i64", out_head="i64"),
+        dict(MAX_SPLITS=room, COLUMNS=columns, IN_ORDER=invariant, PDL=dependent),
+        dict(num_warps=warps, maxnreg=plan.merge_registers(room)), architectures,
+        unaligned=("lse",),
     )  # fmt: skip
 
 
@@ -78,16 +88,20 @@ BUILDS = [
         )
     ),
     *(
-        _attend(heads, tokens, cache, (90,))
-        for heads, tokens, cache in (
-            (16, 64, "*bf16"), (16, 512, "*bf16"), (32, 8, "*bf16"), (128, 64, "*fp16"),
-            (16, 64, "*u8"), (128, 64, "*u8"),
+        _attend(heads, tokens, cache, (90,), invariant)
+        for heads, tokens, cache, invariant in (
+            (16, 64, "*bf16", False), (16, 512, "*bf16", False), (32, 8, "*bf16", False),
+            (128, 64, "*fp16", False), (16, 64, "*u8", False), (32, 64, "*u8", False),
+            (128, 64, "*u8", False), (16, 132, "*bf16", True), (16, 512, "*bf16", True),
+            (32, 512, "*bf16", True), (16, 512, "*u8", True),
         )
     ),
     *(
-        _merge(rows, splits, dependent, group)
+        _merge(rows, splits, invariant, dependent, group)
         for dependent, group in ((False, _OLD + _FP8), (True, (90, *_NEW)))
-        for rows, splits in ((16, 64), (1024, 16))
+        for rows, splits, invariant in (
+            (16, 64, False), (1024, 16, False), (16, 16, True), (1024, 16, True),
+        )
     ),
     Build(
         "to_slots", f"{_HERE}.slots_map:to_slots_kernel",

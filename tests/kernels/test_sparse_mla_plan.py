@@ -33,11 +33,37 @@ def test_splits_cover_every_slot_and_none_is_empty(arch: int, fp8: bool, k: int)
 @pytest.mark.parametrize("arch", [80, 90, 120])
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("heads", HEADS)
-def test_the_batch_invariant_plan_knows_no_batch(arch: int, fp8: bool, heads: int) -> None:
-    plans = {choose(tokens, heads, arch=arch, fp8=fp8, invariant=True) for tokens in TOKENS}
-    assert len(plans) == 1
-    splits = plans.pop().splits
-    assert len({plan.merge_kind(tokens * heads, splits, True) for tokens in TOKENS}) == 1
+def test_batch_invariant_splits_know_no_batch(arch: int, fp8: bool, heads: int) -> None:
+    plans = [choose(tokens, heads, arch=arch, fp8=fp8, invariant=True) for tokens in TOKENS]
+    assert len({(p.form, p.block_heads, p.warps, p.splits, p.per_split) for p in plans}) == 1
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("heads", HEADS)
+def test_programs_of_several_splits_follow_the_batch(fp8: bool, heads: int) -> None:
+    programs = []
+    for tokens in TOKENS:
+        chosen = choose(tokens, heads, fp8=fp8, invariant=True)
+        assert 1 <= chosen.per_program <= chosen.splits
+        assert not chosen.fold or chosen.per_program == chosen.splits
+        programs.append(chosen.per_program)
+        assert choose(tokens, heads, fp8=fp8).per_program == 1
+    assert programs == sorted(programs)
+    assert programs[0] == 1
+    assert programs[-1] == chosen.splits
+
+
+@pytest.mark.parametrize("tokens", [1, 131, 132, 500, 972, 973, 4096])
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_turns_fit_the_workspace_and_are_alike(tokens: int, heads: int, invariant: bool) -> None:
+    chosen = choose(tokens, heads, splits=4, invariant=invariant)
+    turn = plan.turns(chosen, tokens, heads, 132)
+    assert turn >= 1
+    if not chosen.fold:
+        assert chosen.splits * heads * (2 * 512 + 4) * min(turn, tokens) <= plan.WORKSPACE_BYTES
+        least = -(-tokens * chosen.splits * heads * 1028 // plan.WORKSPACE_BYTES)
+        assert -(-tokens // turn) <= least + 1
 
 
 def test_few_heads_are_not_padded_to_64_and_few_tokens_are_split() -> None:

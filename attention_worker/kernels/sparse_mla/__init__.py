@@ -39,6 +39,8 @@ def attend(
     *,
     return_lse: Literal[False] = False,
     num_kv_splits: int | None = None,
+    batch_invariant: bool | None = None,
+    out: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor: ...
 
@@ -52,6 +54,8 @@ def attend(
     *,
     return_lse: Literal[True],
     num_kv_splits: int | None = None,
+    batch_invariant: bool | None = None,
+    out: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -76,6 +80,7 @@ def attend(
         kv_cache: [blocks, page, 576 or 512] bf16 or fp16, as wide as q; or uint8
             [blocks, page, 656] (vLLM's fp8_ds_mla: 512 e4m3, four fp32 scales, one for each 128
             values, 64 bf16 rope values). Any strides, but a token's bytes lie together.
+            A code that is NaN makes rows NaN that attend to it.
         slots: int32 [T, k], block number times page plus place. Slots outside the cache, above
             all -1, take no part, wherever in the row they stand. No slot may come twice in a row.
         scale: factor of the dot products.

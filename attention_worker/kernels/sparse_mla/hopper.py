@@ -9,6 +9,10 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from attention_worker.kernels.sparse_mla import split
+
+UNSPECIALISED = (*split.UNSPECIALISED, "per_program")
+
 MASKED = gl.constexpr(-1e30)
 """Score of what takes no part. Not -inf, whose differences are NaN."""
 
@@ -33,15 +37,15 @@ def plain_layout():
 
 
 @gluon.jit
-def work(heads, splits, per_split, k, BLOCK_H: gl.constexpr):
-    """This program's token (int64), block of heads, split, and the split's first and end slot."""
+def work(heads, splits, per_program, BLOCK_H: gl.constexpr):
+    """This program's token (int64), block of heads, first split, and the split it ends before."""
     program = gl.program_id(0)
     head_blocks = gl.cdiv(heads, BLOCK_H)
+    parts = gl.cdiv(splits, per_program)
     head_block = program % head_blocks
-    split = (program // head_blocks) % splits
-    token = (program // (head_blocks * splits)).to(gl.int64)
-    first = split * per_split
-    return token, head_block, split, first, gl.minimum(first + per_split, k)
+    first = ((program // head_blocks) % parts) * per_program
+    token = (program // (head_blocks * parts)).to(gl.int64)
+    return token, head_block, first, gl.minimum(first + per_program, splits)
 
 
 @gluon.jit
@@ -91,3 +95,13 @@ def softmax_ends(top, total):
     """
     live = top > 0.5 * MASKED
     return gl.where(live, 1.0 / total, 0.0), gl.where(live, top + gl.log2(total), float("-inf"))
+
+
+@gluon.jit
+def fold(top, total, log_sum):
+    """One split more merged: `merge.fold` in Gluon, with the same bits."""
+    log_sum = gl.maximum(log_sum, MASKED)
+    new_top = gl.maximum(top, log_sum)
+    before = gl.exp2(top - new_top)
+    weight = gl.exp2(log_sum - new_top)
+    return new_top, gl.fma(total, before, weight), before, weight

@@ -21,16 +21,15 @@ from attention_worker.kernels.sparse_mla import hopper
 from attention_worker.kernels.sparse_mla.hopper import (
     LN2,
     MASKED,
+    UNSPECIALISED,
     gather,
     load_query,
     read_slots,
     softmax_ends,
-    work,
 )
-from attention_worker.kernels.sparse_mla.split import UNSPECIALISED
 
 _GATHER_WARPS = gl.constexpr(4)
-_GATHER_REGISTERS = gl.constexpr(56)
+_GATHER_REGISTERS = gl.constexpr(40)
 
 
 @gluon.jit
@@ -91,9 +90,9 @@ def _start_output(i, scores, top, totals, acc, scale, keys, biases, shared_weigh
 
 @gluon.jit
 def _attend(
-    latent, rope, out, lse, partial, partial_lse, scale, heads, splits, first, end, token,
-    split, head_block, latent_token, latent_head, rope_token, rope_head, out_token, out_head,
-    keys, rope_keys, biases, full, free, BLOCK_H: gl.constexpr, BLOCK_N: gl.constexpr,
+    latent, rope, out, lse, partial, partial_lse, scale, heads, k, per_split, splits, first,
+    last, token, head_block, latent_token, latent_head, rope_token, rope_head, out_token,
+    out_head, keys, rope_keys, biases, full, free, BLOCK_H: gl.constexpr, BLOCK_N: gl.constexpr,
     ROPE: gl.constexpr, SINGLE: gl.constexpr,
 ):  # fmt: skip
     DTYPE: gl.constexpr = keys.dtype
@@ -110,41 +109,46 @@ def _attend(
     fence_async_shared()
     gl.thread_barrier()
 
-    top = gl.full([BLOCK_H], MASKED, gl.float32, gl.SliceLayout(1, SCORES))
-    totals = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, SCORES)
-    acc = gl.zeros([BLOCK_H, 512], gl.float32, OUTPUT)
     nothing = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, SCORES)
-    blocks = gl.cdiv(end - first, BLOCK_N)
-    scores = _start_scores(0, q, q_rope, keys, rope_keys, full, nothing, ROPE)
-    for i in range(blocks - 1):
+    i = 0
+    for split in range(first, last):
+        top = gl.full([BLOCK_H], MASKED, gl.float32, gl.SliceLayout(1, SCORES))
+        totals = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, SCORES)
+        acc = gl.zeros([BLOCK_H, 512], gl.float32, OUTPUT)
+        scores = _start_scores(i, q, q_rope, keys, rope_keys, full, nothing, ROPE)
+        for _ in range(gl.cdiv(gl.minimum(per_split, k - split * per_split), BLOCK_N) - 1):
+            scores = warpgroup_mma_wait(0, deps=[scores])
+            top, totals, acc = _start_output(
+                i, scores, top, totals, acc, scale, keys, biases, shared_weights
+            )
+            scores = _start_scores(i + 1, q, q_rope, keys, rope_keys, full, nothing, ROPE)
+            acc = warpgroup_mma_wait(1, deps=[acc])
+            gl.thread_barrier()
+            mbarrier.arrive(free.index(i % 2), count=1)
+            i += 1
         scores = warpgroup_mma_wait(0, deps=[scores])
         top, totals, acc = _start_output(
             i, scores, top, totals, acc, scale, keys, biases, shared_weights
         )
-        scores = _start_scores(i + 1, q, q_rope, keys, rope_keys, full, nothing, ROPE)
-        acc = warpgroup_mma_wait(1, deps=[acc])
+        acc = warpgroup_mma_wait(0, deps=[acc])
         gl.thread_barrier()
         mbarrier.arrive(free.index(i % 2), count=1)
-    scores = warpgroup_mma_wait(0, deps=[scores])
-    top, totals, acc = _start_output(
-        blocks - 1, scores, top, totals, acc, scale, keys, biases, shared_weights
-    )
-    acc = warpgroup_mma_wait(0, deps=[acc])
+        i += 1
 
-    factor, log_sum = softmax_ends(top, gl.sum(totals, 1))
-    acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
-    head = head_block * BLOCK_H + gl.arange(0, BLOCK_H, gl.SliceLayout(1, OUTPUT))
-    column = gl.arange(0, 512, gl.SliceLayout(0, OUTPUT))[None, :]
-    lse_head = head_block * BLOCK_H + gl.arange(0, BLOCK_H, gl.SliceLayout(1, SCORES))
-    if SINGLE:
-        to = out + token * out_token + (head.to(gl.int64) * out_head)[:, None] + column
-        gl.store(to, acc.to(out.dtype.element_ty), mask=(head < heads)[:, None])
-        gl.store(lse + token * heads + lse_head, log_sum * LN2, mask=lse_head < heads)
-    else:
-        at = (token * splits + split) * heads
-        to = partial + ((at + head) * 512)[:, None] + column
-        gl.store(to, acc.to(partial.dtype.element_ty), mask=(head < heads)[:, None])
-        gl.store(partial_lse + at + lse_head, log_sum, mask=lse_head < heads)
+        factor, log_sum = softmax_ends(top, gl.sum(totals, 1))
+        acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
+        head = head_block * BLOCK_H + gl.arange(0, BLOCK_H, gl.SliceLayout(1, OUTPUT))
+        column = gl.arange(0, 512, gl.SliceLayout(0, OUTPUT))[None, :]
+        lse_head = head_block * BLOCK_H + gl.arange(0, BLOCK_H, gl.SliceLayout(1, SCORES))
+        if SINGLE:
+            to = out + token * out_token + (head.to(gl.int64) * out_head)[:, None] + column
+            gl.store(to, acc.to(out.dtype.element_ty), mask=(head < heads)[:, None])
+            gl.store(lse + token * heads + lse_head, log_sum * LN2, mask=lse_head < heads)
+        else:
+            at = (token * splits + split) * heads
+            to = partial + ((at + head) * 512)[:, None] + column
+            gl.store(to, acc.to(partial.dtype.element_ty), mask=(head < heads)[:, None])
+            gl.store(partial_lse + at + lse_head, log_sum, mask=lse_head < heads)
 
 
 @gluon.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=("slots", "lse"))
@@ -152,16 +156,19 @@ def wide_kernel(
     latent, rope, cache, slots, out, lse, partial, partial_lse, scale, heads, k, per_split,
     splits, last_slot, page, block_stride: gl.int64, token_stride: gl.int64,
     latent_token: gl.int64, latent_head: gl.int64, rope_token: gl.int64, rope_head: gl.int64,
-    slots_token: gl.int64, out_token: gl.int64, out_head: gl.int64,
+    slots_token: gl.int64, out_token: gl.int64, out_head: gl.int64, per_program,
     BLOCK_H: gl.constexpr, BLOCK_N: gl.constexpr, ROPE: gl.constexpr, PAGED: gl.constexpr,
     SINGLE: gl.constexpr, PDL: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """As `split.split_kernel`, with BLOCK_H 64 and eight computing warps."""
+    """As `split.split_kernel`, with per_program splits a program.
+
+    BLOCK_H is 64, and eight warps compute.
+    """
     if PDL:
         gdc_launch_dependents()
     DTYPE: gl.constexpr = cache.dtype.element_ty
     TILE: gl.constexpr = hopper.tile_layout()
-    token, head_block, split, first, end = work(heads, splits, per_split, k, BLOCK_H)
+    token, head_block, first, last = hopper.work(heads, splits, per_program, BLOCK_H)
     row_of_slots = slots + token * slots_token
     keys = gl.allocate_shared_memory(DTYPE, [2, BLOCK_N, 512], TILE)
     rope_keys = gl.allocate_shared_memory(DTYPE, [2, BLOCK_N, 64], TILE)
@@ -175,13 +182,14 @@ def wide_kernel(
     gl.warp_specialize(
         [
             (_attend, (
-                latent, rope, out, lse, partial, partial_lse, scale, heads, splits, first, end,
-                token, split, head_block, latent_token, latent_head, rope_token, rope_head,
+                latent, rope, out, lse, partial, partial_lse, scale, heads, k, per_split, splits,
+                first, last, token, head_block, latent_token, latent_head, rope_token, rope_head,
                 out_token, out_head, keys, rope_keys, biases, full, free, BLOCK_H, BLOCK_N,
                 ROPE, SINGLE,
             )),
             (_gather_all, (
-                cache, row_of_slots, first, end, last_slot, page, block_stride, token_stride,
+                cache, row_of_slots, first * per_split, gl.minimum(last * per_split, k),
+                last_slot, page, block_stride, token_stride,
                 keys, rope_keys, biases, full, free, BLOCK_N, PAGED, ROPE,
             )),
         ],

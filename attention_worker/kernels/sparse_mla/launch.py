@@ -43,9 +43,7 @@ def attend(
     latent, rope = _query_parts(parts)
     if slots.stride(1) != 1:
         slots = slots.contiguous()
-    turn = tokens
-    if plan.splits > 1:
-        turn = max(1, planning.WORKSPACE_BYTES // (plan.splits * heads * (2 * LATENT + 4)))
+    turn = planning.turns(plan, tokens, heads, processors(parts[0].device))
     for begin in range(0, tokens, turn):
         some = slice(begin, begin + turn)
         _launch(
@@ -67,7 +65,8 @@ def _launch(
 ) -> None:
     tokens, heads, _ = latent.shape
     single = plan.splits == 1
-    shape = (1,) if single else (tokens, plan.splits, heads)
+    head_blocks = -(-heads // plan.block_heads)
+    shape: tuple[int, ...] = (1,) if single or plan.fold else (tokens, plan.splits, heads)
     partial_lse = torch.empty(shape, dtype=torch.float32, device=out.device)
     # In the cache's own precision: a split's output is a weighted mean of what is cached, so that
     # it is in range, and the merge reads half of what fp32 would take.
@@ -79,7 +78,7 @@ def _launch(
     kernel, constants = _kernel(plan, arch, kv_cache, rope is not None)
     if rope is None:
         rope = latent
-    grid = (tokens * plan.splits * -(-heads // plan.block_heads),)
+    grid = (tokens * -(-plan.splits // plan.per_program) * head_blocks,)
     kernel[grid](
         latent, rope, kv_cache, slots, out, lse, partial, partial_lse, scale * _LOG2_E,
         heads, slots.shape[1], plan.per_split, plan.splits,
@@ -90,13 +89,14 @@ def _launch(
         PAGED=block_stride != page * token_stride and blocks > 1,
         SINGLE=single, PDL=dependent, num_warps=plan.warps, **constants,
     )  # fmt: skip
-    merged = planning.merge_kind(tokens * heads, plan.splits, plan.invariant)
-    if merged is not None:
+    merged = planning.merge_kind(tokens * heads, plan.splits)
+    if merged is not None and not plan.fold:
         room, columns, warps = merged
         merge_kernel[(tokens * heads, LATENT // columns)](
             out, lse, partial, partial_lse, heads, plan.splits, out.stride(0), out.stride(1),
-            MAX_SPLITS=room, COLUMNS=columns, PDL=dependent,
-            num_warps=warps, **({"launch_pdl": True} if dependent else {}),
+            MAX_SPLITS=room, COLUMNS=columns, IN_ORDER=plan.invariant, PDL=dependent,
+            num_warps=warps, maxnreg=planning.merge_registers(room),
+            **({"launch_pdl": True} if dependent else {}),
         )  # fmt: skip
 
 
@@ -105,15 +105,22 @@ def _kernel(plan: Plan, arch: int, kv_cache: Tensor, rope: bool) -> tuple[Any, d
     if plan.form == "wide":
         from attention_worker.kernels.sparse_mla.hopper_wide import wide_kernel
 
-        return wide_kernel, {"ROPE": rope}
+        return wide_kernel, {"per_program": plan.per_program, "ROPE": rope}
     if plan.form == "narrow":
         from attention_worker.kernels.sparse_mla.hopper_narrow import narrow_kernel
 
-        return narrow_kernel, {"ROPE": rope, "BUFFERS": plan.buffers}
+        return narrow_kernel, {
+            "per_program": plan.per_program, "ROPE": rope, "BUFFERS": plan.buffers,
+            "FOLD": plan.fold,
+        }  # fmt: skip
     if plan.form == "fp8":
         from attention_worker.kernels.sparse_mla.hopper_fp8 import fp8_kernel
 
-        return fp8_kernel, {}
+        constants = {
+            "per_program": plan.per_program, "BUFFERS": plan.buffers, "FOLD": plan.fold,
+        }  # fmt: skip
+        # Two programs of eight warps share a multiprocessor's registers.
+        return fp8_kernel, constants | ({"maxnreg": 128} if plan.block_heads == 16 else {})
     return split_kernel, {
         "ROPE": rope,
         "STAGES": plan.buffers,

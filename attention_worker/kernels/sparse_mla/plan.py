@@ -5,6 +5,7 @@ What was measured to choose so: docs/performance.md.
 
 import os
 from dataclasses import dataclass
+from math import gcd
 from typing import Literal
 
 from indexer_service.kernels.architecture import HOPPER
@@ -13,8 +14,8 @@ Form = Literal["portable", "narrow", "wide", "fp8"]
 
 INVARIANT = "VLLM_BATCH_INVARIANT"
 
-_INVARIANT_SPLITS = {"portable": 16, "narrow": 16, "wide": 4, "fp8": 16}
-"""Fixed numbers of splits: enough for few tokens, not too many for a hundred."""
+_INVARIANT_SPLITS = {16: 16, 32: 8, 64: 4}
+"""By block of heads. Fixed numbers of splits: enough for few tokens, not too many for hundreds."""
 
 LONGEST_SPLITS = 64
 WORKSPACE_BYTES = 256 << 20
@@ -35,8 +36,12 @@ class Plan:
     splits: int
     per_split: int
     """Slots a split, a multiple of block_tokens."""
+    per_program: int
+    """Splits that a program computes one after the other; their results are those of splits."""
+    fold: bool
+    """Whether programs, which then have all splits of a token, merge them themselves."""
     invariant: bool
-    """Whether nothing may depend on the number of tokens."""
+    """Whether a row's bits may not depend on the number of tokens."""
 
 
 def batch_invariant(asked: bool | None) -> bool:
@@ -56,27 +61,34 @@ def choose(
     splits: int | None,
     invariant: bool,
 ) -> Plan:
-    """The plan for a batch; with `invariant` it depends on everything but `tokens`."""
+    """The plan for a batch; with `invariant` its splits depend on everything but `tokens`."""
     form, block_heads = _form(tokens, heads, arch, processors, fp8, aligned, invariant)
     block_tokens = 32 if form == "portable" else 64
     programs = max(1, tokens * -(-heads // block_heads))
     # Two programs share a multiprocessor where their shared memory fits: one's start and waits
-    # then hide behind the other. A batch that fills the GPU once is faster with one deep program.
+    # then hide behind the other. A bf16 batch that fills the GPU once is faster with one deep one.
     pairs = form == "portable" or (
-        form == "narrow" and block_heads == 16 and (invariant or _uneven(programs, processors))
+        block_heads == 16 and (form == "fp8" or _uneven(programs, processors))
     )
-    if splits is None and invariant:
-        splits = _INVARIANT_SPLITS[form] if block_heads != 32 else 8
-    elif splits is None:
-        splits = max(1, (2 if pairs else 1) * processors // programs)
-    buffers = 1 if form == "narrow" and pairs else 2
-    if form == "portable":
-        buffers = 3
+    together = max(1, (2 if pairs else 1) * processors // programs)
+    if splits is None:
+        splits = together
+        if invariant:
+            splits = 16 if form == "portable" else _INVARIANT_SPLITS[block_heads]
     warps = 8 if block_heads > 16 else 4
     per_split = block_tokens * max(1, -(-k // (min(splits, LONGEST_SPLITS) * block_tokens)))
     splits = max(1, -(-k // per_split))
+    per_program = 1
+    if invariant and form != "portable":
+        # Splits are fixed, so that they give the same bits; how many programs share them is not.
+        per_program = -(-splits // min(splits, together))
+    fold = 1 < splits == per_program and (form == "narrow" or (form == "fp8" and block_heads == 16))
+    buffers = 1 if (form == "fp8" and fold) or (form == "narrow" and pairs) else 2
+    if form == "portable":
+        buffers = 3
     return Plan(
-        form, block_heads, block_tokens, buffers, warps, splits, per_split, invariant
+        form, block_heads, block_tokens, buffers, warps, splits, per_split, per_program, fold,
+        invariant,
     )  # fmt: skip
 
 
@@ -88,14 +100,13 @@ def _form(
     if arch != HOPPER or not aligned:
         # Blocks of 32 heads gather half as often, but were slower: the L2 cache serves the rest.
         return "portable", 16
-    if fp8:
-        return "fp8", 16
+    few: Form = "fp8" if fp8 else "narrow"
     if heads <= 32:
-        return "narrow", block_heads
+        return few, block_heads
     if not invariant and tokens * -(-heads // 16) * 8 <= processors:
         # Few tokens: 64 heads in one program would take longer than reading the cache four times.
-        return "narrow", 16
-    return "wide", 64
+        return few, 16
+    return "fp8" if fp8 else "wide", 64
 
 
 def _uneven(programs: int, processors: int) -> bool:
@@ -103,7 +114,7 @@ def _uneven(programs: int, processors: int) -> bool:
     return programs > processors or (processors // programs) * programs < 0.8 * processors
 
 
-def merge_kind(rows: int, splits: int, invariant: bool) -> tuple[int, int, int] | None:
+def merge_kind(rows: int, splits: int) -> tuple[int, int, int] | None:
     """How `splits` of so many rows (tokens times heads) are merged, None for one split.
 
     Splits that a program has room for (a power of two), columns it takes, and its warps. With 512
@@ -113,5 +124,23 @@ def merge_kind(rows: int, splits: int, invariant: bool) -> tuple[int, int, int] 
     if splits == 1:
         return None
     room = 1 << (splits - 1).bit_length()
-    few = rows <= 64 and not invariant
-    return (room, 64, 1) if few or room > 16 else (room, 512, 2)
+    return (room, 64, 1) if rows <= 64 or room > 16 else (room, 512, 2)
+
+
+def merge_registers(room: int) -> int:
+    """The most a thread of the merge may have: so many that all splits are loaded at once."""
+    return 128 if room <= 16 else 255
+
+
+def turns(plan: Plan, tokens: int, heads: int, processors: int) -> int:
+    """How many tokens are computed at a time, so that partial results stay small.
+
+    Turns are alike, and their programs fill the GPU a whole number of times, where that can be.
+    """
+    if plan.splits == 1 or plan.fold:
+        return tokens
+    most = max(1, WORKSPACE_BYTES // (plan.splits * heads * (2 * 512 + 4)))
+    programs = -(-plan.splits // plan.per_program) * -(-heads // plan.block_heads)
+    turn = -(-tokens // -(-tokens // most))
+    full = processors // gcd(processors, programs)
+    return min(most, -(-turn // full) * full)

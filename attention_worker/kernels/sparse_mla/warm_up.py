@@ -79,8 +79,8 @@ def _one_of_each(
             tokens, heads, k, arch=arch, processors=units, fp8=cache_dtype == torch.uint8,
             aligned=True, splits=None, invariant=planning.batch_invariant(invariant),
         )  # fmt: skip
-        kind = (plan.form, plan.block_heads, plan.buffers, plan.splits == 1)
-        merged = planning.merge_kind(tokens * heads, plan.splits, plan.invariant)
+        kind = (plan.form, plan.block_heads, plan.buffers, plan.splits == 1, plan.fold)
+        merged = None if plan.fold else planning.merge_kind(tokens * heads, plan.splits)
         kinds.setdefault((*kind, merged), (tokens, plan))
     return dict(kinds.values())
 
