@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 HIDDEN, LAYERS, HEADS, VOCABULARY = 256, 4, 4, 512
 Q_LORA, LATENT, NOPE, ROPE, VALUE = 128, 512, 128, 64, 128
-INDEX_HEADS, INDEX_DIM = 8, 128
+INDEX_HEADS, INDEX_DIM = 16, 128
 TOP_K = 64
 """Of prompts that are several times as long."""
 

@@ -1,0 +1,88 @@
+"""What tests do inside vLLM's worker process: vLLM mixes this class into its own."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+GATE_SECONDS = 60.0
+
+
+class WorkerExtension:
+    """Methods are called by name, through `LLM.collective_rpc`."""
+
+    model_runner: Any
+
+    def hold(self, gate: str) -> None:
+        """Let the next forward wait until the file `gate` is there."""
+        execute = self.model_runner.execute_model
+
+        def execute_later(*arguments: Any, **named: Any) -> Any:
+            self.model_runner.execute_model = execute
+            deadline = time.monotonic() + GATE_SECONDS
+            while not Path(gate).exists():
+                assert time.monotonic() < deadline, gate
+                time.sleep(0.01)
+            return execute(*arguments, **named)
+
+        self.model_runner.execute_model = execute_later
+
+    def facts(self) -> dict[str, Any]:
+        """How this process was set up by the plugin."""
+        from vllm.model_executor.custom_op import op_registry_oot
+
+        attention = [
+            layer for layer in self._layers().values() if hasattr(layer, "attn_backend")
+        ]
+        return {
+            "backends": sorted({layer.attn_backend.get_name() for layer in attention}),
+            "indexer": op_registry_oot["SparseAttnIndexer"].__name__,
+            "cache_dtypes": sorted({str(layer.kv_cache.dtype) for layer in attention}),
+        }
+
+    def statistics(self) -> dict[str, int]:
+        """Of the session with the service; {} without one."""
+        (steps,) = self._steps()
+        session = getattr(steps, "session", None)
+        return asdict(session.statistics) if session is not None else {}
+
+    def plant_shift(self) -> None:
+        """From now on every selected position is one too low."""
+        (steps,) = self._steps()
+        select = steps.select
+
+        def shifted(layer: int, q: Any, weights: Any, out: torch.Tensor) -> None:
+            select(layer, q, weights, out)
+            out[out > 0] -= 1
+
+        steps.select = shifted
+
+    def kill_after(self, pid: int, selections: int) -> None:
+        """Kill a process when so many more layers have been selected."""
+        (steps,) = self._steps()
+        select: Callable[..., None] = steps.select
+        left = selections
+
+        def counted(*arguments: Any) -> None:
+            nonlocal left
+            select(*arguments)
+            left -= 1
+            if not left:
+                os.kill(pid, signal.SIGKILL)
+                steps.select = select
+
+        steps.select = counted
+
+    def _layers(self) -> dict[str, Any]:
+        context: dict[str, Any] = self.model_runner.compilation_config.static_forward_context
+        return context
+
+    def _steps(self) -> list[Any]:
+        from attention_worker.plugin.sessions import open_steps
+
+        return open_steps()
