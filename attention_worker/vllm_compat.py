@@ -215,22 +215,22 @@ def use_generic_models() -> None:
             ModelRegistry.register_model(name, path)
 
 
-def turn_off_fp8_query_kernel() -> None:
-    """Below SM89, where the kernel that rotates and quantises index queries does not compile."""
+def adapt_query_kernels(quantise: Callable[..., Any]) -> None:
+    """Let index queries be quantised where vLLM's kernels for it do not run.
+
+    To be called while a model's first indexer is made, before which vLLM need not import it.
+
+    Args:
+        quantise: takes the place of vLLM's `per_token_group_quant_fp8` on a CPU.
+    """
+    from vllm.model_executor.models import deepseek_v2
+
     platform = _platform()
-    if not platform.is_cuda() or platform.has_device_capability(_FIRST_NATIVE_FP8):
-        return
-    from vllm.model_executor.models.deepseek_v2 import Indexer
-
-    def extend(construct: Callable[..., None]) -> Callable[..., None]:
-        @wraps(construct)
-        def extended(self: Any, *arguments: Any, **named: Any) -> None:
-            construct(self, *arguments, **named)
-            self.use_fused_indexer_q = False
-
-        return extended
-
-    wrap_once(Indexer, "__init__", extend)
+    if platform.is_cpu():
+        deepseek_v2.per_token_group_quant_fp8 = quantise
+    elif platform.is_cuda() and not platform.has_device_capability(_FIRST_NATIVE_FP8):
+        # The fused kernel has fp8 instructions. Each indexer sets this attribute.
+        deepseek_v2.Indexer.use_fused_indexer_q = property(lambda _: False, lambda _, value: None)
 
 
 def index_k_in_fp4(vllm_config: Any) -> bool:

@@ -32,7 +32,6 @@ def register() -> None:
         return
     vllm_compat.register_backend()
     vllm_compat.append_to_automatic_choice()
-    vllm_compat.accept_fp8_for_backend()
     if vllm_compat.on_cpu():
         from attention_worker.plugin import cpu_platform
 
@@ -42,4 +41,3 @@ def register() -> None:
 
         install()
         vllm_compat.use_generic_models()
-        vllm_compat.turn_off_fp8_query_kernel()

@@ -9,10 +9,14 @@ from vllm.v1.attention.backend import AttentionBackend, MLAAttentionImpl
 from attention_worker.kernels import sparse_mla
 from attention_worker.kernels.sparse_mla.layout import FP8_TOKEN_BYTES, LATENT, ROPE
 from attention_worker.plugin.metadata import SparseMLAMetadata, SparseMLAMetadataBuilder
-from attention_worker.vllm_compat import BACKEND
+from attention_worker.vllm_compat import BACKEND, accept_fp8_for_backend
 
 FP8 = "fp8_ds_mla"
 _OLDEST_GPU = 8
+
+
+# vLLM imports this module when it chooses the backend, and looks at the cache's dtype afterwards.
+accept_fp8_for_backend()
 
 
 class TritonMLASparseBackend(AttentionBackend):

@@ -24,13 +24,10 @@ _DECIDED_BY_THE_USER = (
 
 def complete() -> None:
     """Let models with sparse attention start on a CPU. Doing it again does nothing."""
-    import vllm.model_executor.models.deepseek_v2 as deepseek
     from vllm.platforms.cpu import CpuPlatform
 
     _wrap_class_method(CpuPlatform, "get_attn_backend_cls", _choose_backend)
     _wrap_class_method(CpuPlatform, "check_and_update_config", _keep_configuration)
-    # vLLM's own is a kernel for GPUs.
-    deepseek.per_token_group_quant_fp8 = quantise_queries
 
 
 def quantise_queries(x: Tensor, group_size: int, **_: Any) -> tuple[Tensor, Tensor]:
@@ -50,10 +47,12 @@ def quantise_queries(x: Tensor, group_size: int, **_: Any) -> tuple[Tensor, Tens
 
 def _choose_backend(choose: Callable[..., str]) -> Callable[..., str]:
     @wraps(choose)
-    def chosen(cls: Any, selected_backend: Any, attn_selector_config: Any, **named: Any) -> str:
+    def chosen(
+        cls: Any, selected_backend: Any, attn_selector_config: Any, *more: Any, **named: Any
+    ) -> str:
         if attn_selector_config.use_sparse:
             return BACKEND_PATH
-        return choose(cls, selected_backend, attn_selector_config, **named)
+        return choose(cls, selected_backend, attn_selector_config, *more, **named)
 
     return chosen
 

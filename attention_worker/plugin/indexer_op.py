@@ -10,6 +10,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 
+from attention_worker.plugin.cpu_platform import quantise_queries
 from attention_worker.plugin.indexer_metadata import (
     IndexerMetadata,
     IndexerMetadataBuilder,
@@ -19,6 +20,7 @@ from attention_worker.plugin.indexer_metadata import (
 from attention_worker.plugin.layers import layer_number
 from attention_worker.plugin.limits import check_engine
 from attention_worker.vllm_compat import (
+    adapt_query_kernels,
     is_v32_indexer,
     layer_name_codec,
     layer_name_type,
@@ -109,6 +111,7 @@ class ServiceIndexer(SparseAttnIndexer):
             )
         config = get_current_vllm_config()
         check_engine(config)
+        adapt_query_kernels(quantise_queries)
         self.k_cache = k_cache
         self.topk_tokens = topk_tokens
         self.topk_indices_buffer = topk_indices_buffer

@@ -3,8 +3,10 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -50,6 +52,7 @@ class Engine:
                 env={**own, **QUIET, "PYTHONPATH": root, **environment},
                 cwd=folder,
                 text=True,
+                start_new_session=True,
             )
         os.close(writing)
         self._replies: IO[str] = os.fdopen(reading)
@@ -72,13 +75,10 @@ class Engine:
         assert self._ask("reset")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """Kill it, with the processes that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._replies.close()
 
     def _ask(self, *request: Any) -> Any:

@@ -93,9 +93,7 @@ def test_a_service_that_dies_within_a_step_is_not_noticed(pair: Pair) -> None:
     assert after["detachments"] == 1
 
 
-def test_its_successor_is_taken(
-    pair: Pair, start_service: Callable[[], ServiceProcess]
-) -> None:
+def test_its_successor_is_taken(pair: Pair, start_service: Callable[[], ServiceProcess]) -> None:
     pair.service.wait()
     start_service()
     assert eventually(lambda: pair.remote.call("statistics")["attachments"] == 2, 60)

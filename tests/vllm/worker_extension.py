@@ -36,9 +36,7 @@ class WorkerExtension:
         """How this process was set up by the plugin."""
         from vllm.model_executor.custom_op import op_registry_oot
 
-        attention = [
-            layer for layer in self._layers().values() if hasattr(layer, "attn_backend")
-        ]
+        attention = [layer for layer in self._layers().values() if hasattr(layer, "attn_backend")]
         return {
             "backends": sorted({layer.attn_backend.get_name() for layer in attention}),
             "indexer": op_registry_oot["SparseAttnIndexer"].__name__,
