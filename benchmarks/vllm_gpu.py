@@ -16,6 +16,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -164,7 +165,7 @@ def compare(found: dict[str, Any]) -> list[str]:
 
 def difference(mine: list[list[float]], other: list[list[float]]) -> float:
     """Median of the absolute differences."""
-    pairs = zip(sum(mine, []), sum(other, []), strict=True)
+    pairs = zip(chain(*mine), chain(*other), strict=True)
     return round(median(abs(one - two) for one, two in pairs), 5)
 
 

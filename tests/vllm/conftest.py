@@ -45,7 +45,7 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Itera
     """Starts engines; does not wait until they have started."""
     engines: list[Engine] = []
 
-    def start(environment: dict[str, str], **options: Any) -> Engine:
+    def start(environment: dict[str, str], *, model: Path = model, **options: Any) -> Engine:
         folder = tmp_path_factory.mktemp("engine") / "own"
         engines.append(Engine(folder, model, environment, **options))
         return engines[-1]

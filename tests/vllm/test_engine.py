@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.processes import ServiceProcess
 from tests.support.waiting import eventually
-from tests.vllm.engines import Engine, answers, prompts
-from tests.vllm.tiny_model import INDEXED
+from tests.vllm.engines import IN_PROCESS, Engine, answers, prompts
+from tests.vllm.tiny_model import INDEXED, TOP_K
 
 WAIT_BOUND_SECONDS = "20"
 
@@ -22,41 +22,44 @@ class Pair:
     remote: Engine
     service: ServiceProcess
     expected: list[Any]
+    drafts: bool
+
+
+DRAFTS = {
+    "kv_cache_dtype": "fp8_ds_mla",
+    "speculative_config": {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_min": 1,
+        "prompt_lookup_max": 2,
+    },
+}
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        {},
-        {
-            "kv_cache_dtype": "fp8_ds_mla",
-            "speculative_config": {
-                "method": "ngram",
-                "num_speculative_tokens": 3,
-                "prompt_lookup_min": 1,
-                "prompt_lookup_max": 2,
-            },
-        },
-    ],
-    ids=["bf16", "fp8_ds_mla with drafts"],
+    params=[({}, {}), (IN_PROCESS, DRAFTS)],
+    ids=["spawned, bf16", "in process, fp8_ds_mla, drafts"],
 )
 def pair(
     request: pytest.FixtureRequest,
     start_service: Callable[[], ServiceProcess],
     start_engine: Callable[..., Engine],
 ) -> Pair:
+    environment, options = request.param
     service = start_service()
-    inline = start_engine({}, **request.param)
+    inline = start_engine(environment, **options)
     remote = start_engine(
         {
+            **environment,
             "DSA_INDEXER_ADDRESS": service.address,
             "DSA_INDEXER_ON_REFUSAL": "error",
             "DSA_INDEXER_WAIT_BOUND_SECONDS": WAIT_BOUND_SECONDS,
         },
-        **request.param,
+        **options,
     )
     expected = inline.started().generate(prompts())
-    return Pair(inline, remote.started(), service, answers(expected))
+    return Pair(inline, remote.started(), service, answers(expected), bool(options))
 
 
 def test_the_plugin_is_what_runs(pair: Pair) -> None:
@@ -64,15 +67,32 @@ def test_the_plugin_is_what_runs(pair: Pair) -> None:
         facts = engine.call("facts")
         assert facts["backends"] == ["TRITON_MLA_SPARSE"]
         assert facts["indexer"] == "ServiceIndexer"
+        assert facts["cache_dtypes"] == ["torch.uint8" if pair.drafts else "torch.bfloat16"]
     assert pair.inline.call("statistics") == {}
 
 
-def test_inline_repeats_and_reuses_what_is_cached(pair: Pair) -> None:
+def test_inline_repeats_over_batches_of_every_kind(pair: Pair) -> None:
     pair.inline.forget()
-    first = pair.inline.generate(prompts())
-    assert answers(first) == pair.expected
-    cached = [output["cached"] for output in first]
-    assert any(cached), "no request found the beginning of another one in the cache"
+    pair.inline.call("watch_batches")
+    outputs = pair.inline.generate(prompts())
+    assert answers(outputs) == pair.expected
+    batches = pair.inline.call("batches")
+    decode_rows = {count for batch in batches for count in batch["rows"] if count <= 4}
+    assert len(decode_rows) > 2 if pair.drafts else decode_rows >= {1}
+    for kind, count in {
+        "decodes alone": sum(all(rows <= 4 for rows in each["rows"]) for each in batches),
+        "decodes beside a prefill": sum(
+            0 < each["decodes"] < len(each["rows"]) and max(each["rows"]) > 8 for each in batches
+        ),
+        "a later part of a prompt": sum(
+            rows > 8 and length > rows
+            for each in batches
+            for rows, length in zip(each["rows"], each["lengths"], strict=True)
+        ),
+        "more tokens than k": sum(max(each["lengths"]) > TOP_K for each in batches),
+        "beginnings that were cached": sum(bool(output["cached"]) for output in outputs),
+    }.items():
+        assert count, kind
 
 
 def test_the_service_gives_the_same_bits(pair: Pair) -> None:

@@ -63,10 +63,19 @@ CONFIG = {
 }
 
 
-def write_model(folder: Path) -> None:
-    """Write configuration and weights as vLLM loads them."""
+DENSE = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+"""The same model without an indexer."""
+
+
+def write_model(folder: Path, *, dense: bool = False) -> None:
+    """Write configuration and weights as vLLM loads them.
+
+    Args:
+        dense: the model before DeepSeek-V3.2, with the same weights: it attends to all tokens.
+    """
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    config = {name: value for name, value in CONFIG.items() if not name.startswith("index_")}
+    (folder / "config.json").write_text(json.dumps({**config, **DENSE} if dense else CONFIG))
     generator = torch.Generator().manual_seed(20)
     weights = {}
     for name, shape in _shapes().items():
@@ -75,7 +84,8 @@ def write_model(folder: Path) -> None:
         else:
             gain = 1.0 if "embed" in name else shape[-1] ** -0.5
             weight = torch.randn(shape, generator=generator) * gain
-        weights[name] = weight.to(torch.bfloat16)
+        if not dense or ".indexer." not in name:
+            weights[name] = weight.to(torch.bfloat16)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ class WorkerExtension:
     """Methods are called by name, through `LLM.collective_rpc`."""
 
     model_runner: Any
+    _batches: list[dict[str, Any]]
 
     def hold(self, gate: str) -> None:
         """Let the next forward wait until the file `gate` is there."""
@@ -48,6 +50,29 @@ class WorkerExtension:
         (steps,) = self._steps()
         session = getattr(steps, "session", None)
         return asdict(session.statistics) if session is not None else {}
+
+    def watch_batches(self) -> None:
+        """From now on note the batches that steps are begun with."""
+        (steps,) = self._steps()
+        begin, self._batches = steps.begin, []
+
+        def watched(inputs: Any) -> None:
+            starts = inputs.exact_query_start
+            self._batches.append(
+                {
+                    "rows": [after - before for before, after in pairwise(starts)],
+                    "lengths": list(inputs.exact_seq_lens),
+                    "decodes": inputs.decode_requests,
+                }
+            )
+            begin(inputs)
+
+        steps.begin = watched
+
+    def batches(self) -> list[dict[str, Any]]:
+        """What `watch_batches` has noted: of each batch its requests' rows and lengths, and how
+        many of them are scored together."""
+        return self._batches
 
     def plant_shift(self) -> None:
         """From now on every selected position is one too low."""
