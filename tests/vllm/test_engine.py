@@ -128,7 +128,7 @@ def test_its_successor_is_taken(pair: Pair, start_service: Callable[[], ServiceP
 def test_a_selection_that_is_shifted_by_one_is_seen(pair: Pair) -> None:
     """Otherwise nothing here says anything about the selection."""
     pair.inline.forget()
-    pair.inline.call("plant_shift")
+    pair.inline.call("plant", "shift")
     wrong = answers(pair.inline.generate(prompts()))
     differ = [mine != right for mine, right in zip(wrong, pair.expected, strict=True)]
     assert sum(differ) >= len(differ) - 1, differ

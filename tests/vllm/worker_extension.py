@@ -74,16 +74,24 @@ class WorkerExtension:
         many of them are scored together."""
         return self._batches
 
-    def plant_shift(self) -> None:
-        """From now on every selected position is one too low."""
+    def plant(self, fault: str) -> None:
+        """From now on every selection is wrong.
+
+        Args:
+            fault: "shift", positions are one too low; "half", the second half is left out.
+        """
         (steps,) = self._steps()
         select = steps.select
 
-        def shifted(layer: int, q: Any, weights: Any, out: torch.Tensor) -> None:
+        def wrong(layer: int, q: Any, weights: Any, out: torch.Tensor) -> None:
             select(layer, q, weights, out)
-            out[out > 0] -= 1
+            if fault == "shift":
+                out[out > 0] -= 1
+            else:
+                counts = (out >= 0).sum(1, keepdim=True)
+                out.masked_fill_(torch.arange(out.shape[1]) >= (counts + 1) // 2, -1)
 
-        steps.select = shifted
+        steps.select = wrong
 
     def kill_after(self, pid: int, selections: int) -> None:
         """Kill a process when so many more layers have been selected."""
