@@ -123,13 +123,12 @@ class TritonMLASparseImpl(MLAAttentionImpl[SparseMLAMetadata]):
         k_pe: Tensor,
         kv_cache: Tensor,
         slot_mapping: Tensor,
-        kv_cache_dtype: str,
-        k_scale: Tensor,
+        *more: Any,
+        **named: Any,
     ) -> None:
+        """On a GPU as vLLM does it, to whose kernel the rest is given: versions differ in it."""
         if kv_cache.is_cuda:
-            super().do_kv_cache_update(
-                kv_c_normed, k_pe, kv_cache, slot_mapping, kv_cache_dtype, k_scale
-            )
+            super().do_kv_cache_update(kv_c_normed, k_pe, kv_cache, slot_mapping, *more, **named)
         elif kv_cache.numel():
             sparse_mla.insert(kv_c_normed, k_pe.flatten(1), slot_mapping.flatten(), kv_cache)
 

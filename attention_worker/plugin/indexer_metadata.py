@@ -108,12 +108,14 @@ def engine_of(vllm_config: Any, device: torch.device) -> Engine:
     settings = ClientSettings()
     if not asks_for_plugin(settings):
         settings = settings.model_copy(update={"placement": "inline"})
+    # A node has one service for each GPU, and all its workers the same environment.
+    address = settings.address.replace("{device}", str(device.index or 0))
     speculative = vllm_config.speculative_config
     drafts = speculative.num_speculative_tokens if speculative is not None else 0
     return Engine(
         device=device,
         rows_per_decode=1 + (drafts or 0),
-        settings=settings,
+        settings=settings.model_copy(update={"address": address}),
         plugin=PluginSettings(),
         name=str(vllm_config.model_config.model),
     )

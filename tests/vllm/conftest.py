@@ -14,6 +14,8 @@ from tests.vllm.tiny_model import write_model
 if find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 
+GATE_BOUND_SECONDS = 20.0
+
 Start = Callable[..., ServiceProcess]
 
 
@@ -27,12 +29,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def start_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts services at one address, one after the other; those that are left are killed."""
+    """Starts a service, always at the same address; the one before is killed."""
     socket = tmp_path_factory.mktemp("s") / "d" / "i.sock"
     started: list[ServiceProcess] = []
 
     def start() -> ServiceProcess:
-        started.append(ServiceProcess(socket))
+        for service in started:
+            service.kill()
+        # A busy machine holds a worker up between two layers.
+        started.append(ServiceProcess(socket, gate_bound_seconds=GATE_BOUND_SECONDS))
         return started[-1]
 
     yield start

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attention_worker.plugin import indexer_metadata, sessions
-from attention_worker.plugin.indexer_metadata import IndexerMetadataBuilder
+from attention_worker.plugin.indexer_metadata import IndexerMetadataBuilder, engine_of
 from attention_worker.plugin.layers import Model
 from attention_worker.plugin.metadata import SparseMLAMetadataBuilder
 
@@ -145,6 +145,13 @@ def test_without_a_variable_steps_are_inline(
     monkeypatch.delenv("DSA_INDEXER_ADDRESS")
     IndexerMetadataBuilder(None, NAMES, config(), CPU).build(0, batch([1]))
     assert noted[Model.TARGET].made_for[2] == "inline"
+
+
+def test_each_gpu_has_a_service_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSA_INDEXER_ADDRESS", "unix:/run/dsa-{device}/indexer.sock")
+    engine = engine_of(config(), torch.device("cuda", 3))
+    assert engine.settings.address == "unix:/run/dsa-3/indexer.sock"
+    assert engine.settings.model_fields_set >= {"address"}
 
 
 @pytest.mark.parametrize("builder", [IndexerMetadataBuilder, SparseMLAMetadataBuilder])
