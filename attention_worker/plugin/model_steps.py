@@ -126,6 +126,7 @@ class RemoteHostSteps(HostSteps):
             settings=engine.settings,
             engine_name=engine.name,
         )
+        logger.info("dsa-indexer: %d layers, service %s", len(caches), engine.settings.address)
         self._step: Step | None = None
         self._left = 0
         start(self.session, engine)
