@@ -21,6 +21,11 @@ QUIET = {
     "HF_HUB_OFFLINE": "1",
     # Compiling what vLLM compiles for its sampler takes longer than all tests.
     "TORCHDYNAMO_DISABLE": "1",
+    # Nor what it compiles to look for drafts in prompts.
+    "NUMBA_DISABLE_JIT": "1",
+    # The model is tiny: threads would wait for each other, and for those of the engine beside it.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 
@@ -81,7 +86,9 @@ class Engine:
         assert self._ask("reset")
 
     def close(self) -> None:
-        """Kill it, with the processes that it has started."""
+        """Kill it, with the processes that it has started. A second time does nothing."""
+        if self._replies.closed:
+            return
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

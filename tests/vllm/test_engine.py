@@ -1,6 +1,6 @@
 """vLLM on a CPU: indices from this process, from a service, and from one that dies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ def pair(
     request: pytest.FixtureRequest,
     start_service: Callable[[], ServiceProcess],
     start_engine: Callable[..., Engine],
-) -> Pair:
+) -> Iterator[Pair]:
     environment, options = request.param
     service = start_service()
     inline = start_engine(environment, **options)
@@ -59,7 +59,9 @@ def pair(
         **options,
     )
     expected = inline.started().generate(prompts())
-    return Pair(inline, remote.started(), service, answers(expected), bool(options))
+    yield Pair(inline, remote.started(), service, answers(expected), bool(options))
+    inline.close()
+    remote.close()
 
 
 def test_the_plugin_is_what_runs(pair: Pair) -> None:
