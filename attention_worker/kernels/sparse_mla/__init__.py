@@ -14,7 +14,7 @@ from attention_worker.kernels.sparse_mla.layout import FP8_TOKEN_BYTES, LATENT, 
 from indexer_service.kernels.checks import expect, fault, positive
 from indexer_service.kernels.dispatch import Operation
 
-__all__ = ["attend", "to_slots"]
+__all__ = ["attend", "insert", "to_slots"]
 
 _HERE = "attention_worker.kernels.sparse_mla"
 _attend = Operation(
@@ -25,6 +25,8 @@ _to_slots = Operation(
     reference=f"{_HERE}.reference:to_slots",
     triton=f"{_HERE}.slots_map:to_slots",
 )
+# An engine on a GPU writes its cache itself.
+_insert = Operation("sparse_mla.insert", reference=f"{_HERE}.insertion:insert")
 
 _QUERY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _CACHE_DTYPES = (torch.bfloat16, torch.float16)
@@ -157,6 +159,31 @@ def to_slots(
     mapping = _to_slots.implementation(impl, device)
     slots: Tensor = mapping(indices, request_of_token, block_table, page, pages, invalid_count)
     return slots
+
+
+def insert(
+    latent: Tensor, rope: Tensor, slots: Tensor, kv_cache: Tensor, *, impl: str = "auto"
+) -> None:
+    """Writes tokens to their slots, in the cache's own form.
+
+    Args:
+        latent: [T, 512], rope: [T, 64]; bf16, fp16 or fp32.
+        slots: int64 [S], S <= T: block number times page plus place. Slots outside the cache,
+            above all -1, are skipped. No slot may come twice.
+        kv_cache: as for `attend`; written in place.
+        impl: "auto" or "reference".
+
+    Raises:
+        ValueError: a shape, dtype or device is wrong.
+    """
+    device = expect("latent", latent, "[T, 512]", (None, LATENT), _QUERY_DTYPES).device
+    expect("rope", rope, "[T, 64]", (len(latent), ROPE), latent.dtype, device)
+    expect("slots", slots, "[S]", (None,), torch.int64, device)
+    if len(slots) > len(latent):
+        wrong = f"{len(slots)} slots for {len(latent)} tokens"
+        raise fault("slots", wrong, "give at most one a token")
+    _check_cache(kv_cache, LATENT + ROPE, device)
+    _insert.implementation(impl, device)(latent, rope, slots, kv_cache)
 
 
 def _check_query(q: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:

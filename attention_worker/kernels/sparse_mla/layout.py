@@ -13,6 +13,10 @@ ROPE = 64
 GROUP = 128
 """Latent values that share a scale."""
 
+_E4M3_MAX = 448.0
+_SMALLEST = torch.finfo(torch.float32).tiny * _E4M3_MAX
+"""Of a group's magnitudes: what is below has a scale that is no normal number."""
+
 _SCALES_AT = LATENT
 _ROPE_AT = _SCALES_AT + 4 * (LATENT // GROUP)
 FP8_TOKEN_BYTES = _ROPE_AT + 2 * ROPE
@@ -27,3 +31,17 @@ def decode_tokens(tokens: Tensor) -> Tensor:
     rope = tokens[..., _ROPE_AT:].contiguous().view(torch.bfloat16).to(torch.float32)
     latent = values.unflatten(-1, (-1, GROUP)) * scales.unsqueeze(-1)
     return torch.cat([latent.flatten(-2), rope], dim=-1)
+
+
+def encode_tokens(latent: Tensor, rope: Tensor, dtype: torch.dtype) -> Tensor:
+    """Latent [T, 512] and rope values [T, 64] -> cached tokens [T, 576], or uint8 [T, 656].
+
+    Of fp8_ds_mla a group's scale is its largest magnitude over 448.
+    """
+    if dtype != torch.uint8:
+        return torch.cat([latent, rope], dim=-1).to(dtype)
+    groups = latent.to(torch.float32).unflatten(-1, (-1, GROUP))
+    scales = groups.abs().amax(-1).clamp_min(_SMALLEST) / _E4M3_MAX
+    values = (groups / scales.unsqueeze(-1)).clamp(-_E4M3_MAX, _E4M3_MAX)
+    parts = (values.flatten(-2).to(torch.float8_e4m3fn), scales, rope.to(torch.bfloat16))
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)

@@ -1,0 +1,147 @@
+"""The metadata of vLLM's indexer layers: `build` runs eagerly before every forward, also before
+the replay of a full graph, and begins the step.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import (
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+)
+
+from attention_worker.plugin.batches import row_starts, step_inputs
+from attention_worker.plugin.layers import Model, k_caches, layer_number, model_of
+from attention_worker.plugin.limits import check_engine
+from attention_worker.plugin.model_steps import Engine, ModelSteps
+from attention_worker.plugin.sessions import steps_of
+from attention_worker.plugin.settings import PluginSettings, asks_for_plugin
+from attention_worker.vllm_compat import lengths_on_cpu
+from indexer_client.settings import ClientSettings
+from ipc_handoff.layout import HandoffGeometry
+
+_SLOTS = 2
+
+
+@dataclass
+class IndexerMetadata(AttentionMetadata):
+    """Attributes:
+    slot_mapping: int64 [n], where the batch's keys go, -1: nowhere.
+    steps: of the model whose forward comes.
+    """
+
+    slot_mapping: Tensor
+    steps: ModelSteps
+
+
+class IndexerMetadataBuilder(AttentionMetadataBuilder[IndexerMetadata]):
+    """Made by vLLM when the engine starts, and again when its KV cache is allocated anew."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(
+        self,
+        kv_cache_spec: Any,
+        layer_names: list[str],
+        vllm_config: Any,
+        device: torch.device,
+        **_: Any,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        check_engine(vllm_config)
+        # Decodes first: they are scored together.
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        self._names: dict[Model, list[str]] = {}
+        target_layers = vllm_config.model_config.hf_text_config.num_hidden_layers
+        for name in layer_names:
+            model = model_of(layer_number(name), target_layers)
+            self._names.setdefault(model, []).append(name)
+        self._engine = engine_of(vllm_config, device)
+        self._speculates = vllm_config.speculative_config is not None
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> IndexerMetadata:
+        return self._begin(_first(Model.TARGET, self._names), common_attn_metadata)
+
+    def build_for_drafting(self, common_attn_metadata: Any, draft_index: int) -> IndexerMetadata:
+        return self._begin(_first(Model.DRAFT, self._names), common_attn_metadata)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> IndexerMetadata:
+        steps, _ = self._steps(_first(Model.TARGET, self._names))
+        steps.begin_capture(
+            common_attn_metadata.num_actual_tokens, common_attn_metadata.max_query_len
+        )
+        return IndexerMetadata(common_attn_metadata.slot_mapping, steps)
+
+    def _begin(self, model: Model, common: Any) -> IndexerMetadata:
+        steps, geometry = self._steps(model)
+        steps.begin(step_inputs(common, geometry, self._lengths(common)))
+        return IndexerMetadata(common.slot_mapping, steps)
+
+    def _steps(self, model: Model) -> tuple[ModelSteps, HandoffGeometry]:
+        context = self.vllm_config.compilation_config.static_forward_context
+        caches = k_caches(self._names[model], context)
+        geometry = geometry_of(self.vllm_config, tuple(sorted(caches)), _page(caches))
+        engine = self._engine
+        if model is Model.DRAFT:
+            # A draft's layer is one of many: its hand-over would take longer than its selection.
+            inline = engine.settings.model_copy(update={"placement": "inline"})
+            engine = replace(engine, settings=inline)
+        return steps_of(model, geometry, caches, engine), geometry
+
+    def _lengths(self, common: Any) -> Sequence[int] | None:
+        """Exact ones only: others would be reported as a race."""
+        if self.device.type == "cpu":
+            lengths: list[int] = common.seq_lens[: common.num_reqs].tolist()
+            return lengths
+        known = None if self._speculates else lengths_on_cpu(common)
+        return None if known is None else known[: len(row_starts(common)) - 1].tolist()
+
+
+def engine_of(vllm_config: Any, device: torch.device) -> Engine:
+    """What an engine's configuration and the environment say."""
+    settings = ClientSettings()
+    if not asks_for_plugin(settings):
+        settings = settings.model_copy(update={"placement": "inline"})
+    # A node has one service for each GPU, and all its workers the same environment.
+    address = settings.address.replace("{device}", str(device.index or 0))
+    speculative = vllm_config.speculative_config
+    drafts = speculative.num_speculative_tokens if speculative is not None else 0
+    return Engine(
+        device=device,
+        rows_per_decode=1 + (drafts or 0),
+        settings=settings.model_copy(update={"address": address}),
+        plugin=PluginSettings(),
+        name=str(vllm_config.model_config.model),
+    )
+
+
+def geometry_of(vllm_config: Any, layers: tuple[int, ...], page: int) -> HandoffGeometry:
+    """Of an engine's indexer layers."""
+    config = vllm_config.model_config.hf_text_config
+    scheduler = vllm_config.scheduler_config
+    return HandoffGeometry(
+        layers=layers,
+        heads=config.index_n_heads,
+        head_dim=config.index_head_dim,
+        top_k=config.index_topk,
+        page_size=page,
+        max_rows=scheduler.max_num_batched_tokens,
+        max_requests=scheduler.max_num_seqs,
+        max_context=vllm_config.model_config.max_model_len,
+        slots=_SLOTS,
+    )
+
+
+def _first(wanted: Model, present: Collection[Model]) -> Model:
+    """`wanted` if it has layers here, else the model that has."""
+    return wanted if wanted in present else next(iter(present))
+
+
+def _page(caches: dict[int, Tensor]) -> int:
+    return next(iter(caches.values())).shape[1]

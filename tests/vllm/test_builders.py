@@ -1,0 +1,172 @@
+"""The metadata builders as vLLM calls them; configurations and batches are made up."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from attention_worker.plugin import indexer_metadata, sessions
+from attention_worker.plugin.indexer_metadata import IndexerMetadataBuilder, engine_of
+from attention_worker.plugin.layers import Model
+from attention_worker.plugin.metadata import SparseMLAMetadataBuilder
+
+CPU = torch.device("cpu")
+TARGET_LAYERS = 2
+NAMES = [f"model.layers.{layer}.self_attn.indexer.k_cache" for layer in (0, 1, 2)]
+"""The last one is a draft's."""
+
+
+def config(drafts: int = 0, **parallel: int) -> SimpleNamespace:
+    text = SimpleNamespace(
+        num_hidden_layers=TARGET_LAYERS, index_n_heads=16, index_head_dim=128, index_topk=64
+    )
+    caches = {
+        name: SimpleNamespace(kv_cache=torch.zeros(4, 64, 132, dtype=torch.uint8)) for name in NAMES
+    }
+    speculative = SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False)
+    return SimpleNamespace(
+        model_config=SimpleNamespace(hf_text_config=text, max_model_len=256, model="tiny"),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=32, max_num_seqs=8),
+        parallel_config=SimpleNamespace(
+            **{"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, **parallel}
+        ),
+        attention_config=SimpleNamespace(),
+        compilation_config=SimpleNamespace(static_forward_context=caches),
+        speculative_config=speculative if drafts else None,
+        use_v2_model_runner=False,
+    )
+
+
+def batch(rows: list[int], *, padded_to: int = 0) -> SimpleNamespace:
+    """Requests with so many rows; `padded_to` rows, as for a graph."""
+    starts = torch.tensor([0, *rows]).cumsum(0).to(torch.int32)
+    return SimpleNamespace(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor([100 if count else 0 for count in rows], dtype=torch.int32),
+        block_table_tensor=torch.zeros(len(rows), 4, dtype=torch.int32),
+        slot_mapping=torch.zeros(sum(rows), dtype=torch.int64),
+        num_reqs=len(rows),
+        num_actual_tokens=padded_to or sum(rows),
+        max_query_len=max(rows),
+        max_seq_len=100,
+    )
+
+
+@pytest.mark.parametrize(
+    ("drafts", "rows", "padded_to", "expected"),
+    [
+        (0, [1, 1, 1], 0, [0, 1, 2]),
+        (0, [1, 1, 0, 0], 4, [0, 1]),
+        (1, [2, 2], 0, [0, 0, 1, 1]),
+        (1, [1, 2], 0, [0, 1, 1]),
+        (1, [2, 1, 5], 0, [0, 0, 1, 2, 2, 2, 2, 2]),
+        (0, [7], 0, [0] * 7),
+    ],
+)
+def test_rows_know_their_request(
+    drafts: int, rows: list[int], padded_to: int, expected: list[int]
+) -> None:
+    builder = SparseMLAMetadataBuilder(None, [], config(drafts), CPU)
+    metadata = builder.build(0, batch(rows, padded_to=padded_to))
+    assert metadata.request_of_row[: sum(rows)].tolist() == expected
+    assert metadata.request_of_row.dtype == torch.int32
+    # vLLM's layer sends the rows that are decodes to the kernels of this project.
+    assert len(metadata.request_of_row) == metadata.num_decode_tokens == (padded_to or sum(rows))
+
+
+def test_a_graph_finds_the_same_requests_at_the_same_address() -> None:
+    builder = SparseMLAMetadataBuilder(None, [], config(1), CPU)
+    captured = builder.build_for_cudagraph_capture(batch([2, 2, 2, 2])).request_of_row
+    between = builder.build(0, batch([1, 7])).request_of_row
+    replayed = builder.build(0, batch([2, 2, 0, 0], padded_to=8)).request_of_row
+    assert replayed.data_ptr() == captured.data_ptr() != between.data_ptr()
+    assert captured.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+class Noted:
+    """Steps that note what is asked of them."""
+
+    def __init__(self, model: Model, layers: tuple[int, ...], placement: str) -> None:
+        self.made_for = (model, layers, placement)
+        self.asked: list[Any] = []
+
+    def begin(self, inputs: Any) -> None:
+        self.asked.append(None if inputs is None else inputs.rows)
+
+    def begin_capture(self, rows: int, rows_per_decode: int) -> None:
+        self.asked.append((rows, rows_per_decode))
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> dict[Model, Noted]:
+    """Steps by model, as the builder asks for them."""
+    found: dict[Model, Noted] = {}
+
+    def steps_of(model: Model, geometry: Any, caches: Any, engine: Any) -> Noted:
+        assert tuple(sorted(caches)) == geometry.layers
+        made = Noted(model, geometry.layers, engine.settings.placement)
+        return found.setdefault(model, made)
+
+    monkeypatch.setattr(indexer_metadata, "steps_of", steps_of)
+    monkeypatch.setenv("DSA_INDEXER_ADDRESS", "unix:/run/x")
+    return found
+
+
+def test_target_and_draft_have_steps_of_their_own(noted: dict[Model, Noted]) -> None:
+    builder = IndexerMetadataBuilder(None, NAMES, config(1), CPU)
+    target = builder.build(0, batch([2, 5]))
+    assert target.steps is noted[Model.TARGET]
+    assert noted[Model.TARGET].made_for == (Model.TARGET, (0, 1), "auto")
+    assert builder.build_for_drafting(batch([1, 1]), 0).steps is noted[Model.DRAFT]
+    assert noted[Model.DRAFT].made_for == (Model.DRAFT, (2,), "inline")
+    assert noted[Model.TARGET].asked == [7]
+    assert noted[Model.DRAFT].asked == [2]
+
+
+def test_a_draft_alone_is_built_for_by_either_call(noted: dict[Model, Noted]) -> None:
+    builder = IndexerMetadataBuilder(None, NAMES[2:], config(1), CPU)
+    builder.build(0, batch([1]))
+    builder.build_for_drafting(batch([1]), 1)
+    assert noted.keys() == {Model.DRAFT}
+    assert noted[Model.DRAFT].asked == [1, 1]
+
+
+def test_a_capture_is_no_step(noted: dict[Model, Noted]) -> None:
+    builder = IndexerMetadataBuilder(None, NAMES, config(1), CPU)
+    builder.build_for_cudagraph_capture(batch([2, 2, 2, 2]))
+    assert noted[Model.TARGET].asked == [(8, 2)]
+
+
+def test_without_a_variable_steps_are_inline(
+    noted: dict[Model, Noted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DSA_INDEXER_ADDRESS")
+    IndexerMetadataBuilder(None, NAMES, config(), CPU).build(0, batch([1]))
+    assert noted[Model.TARGET].made_for[2] == "inline"
+
+
+def test_each_gpu_has_a_service_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSA_INDEXER_ADDRESS", "unix:/run/dsa-{device}/indexer.sock")
+    engine = engine_of(config(), torch.device("cuda", 3))
+    assert engine.settings.address == "unix:/run/dsa-3/indexer.sock"
+    assert engine.settings.model_fields_set >= {"address"}
+
+
+@pytest.mark.parametrize("builder", [IndexerMetadataBuilder, SparseMLAMetadataBuilder])
+def test_an_engine_that_is_not_served_does_not_start(builder: type) -> None:
+    with pytest.raises(ValueError, match="decode_context_parallel_size: not served"):
+        builder(None, NAMES, config(decode_context_parallel_size=2), CPU)
+
+
+def test_caches_that_vllm_allocates_anew_get_new_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_open", {})
+    made_up = config()
+    builder = IndexerMetadataBuilder(None, NAMES[:2], made_up, CPU)
+    first = builder.build(0, batch([1])).steps
+    again = IndexerMetadataBuilder(None, NAMES[:2], made_up, CPU).build(0, batch([1])).steps
+    assert again is first
+    for layer in made_up.compilation_config.static_forward_context.values():
+        layer.kv_cache = torch.zeros(6, 64, 132, dtype=torch.uint8)
+    assert builder.build(0, batch([1])).steps is not first

@@ -1,0 +1,136 @@
+"""vLLM on a CPU: indices from this process, from a service, and from one that dies."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.support.processes import ServiceProcess
+from tests.support.waiting import eventually
+from tests.vllm.engines import IN_PROCESS, Engine, answers, prompts
+from tests.vllm.tiny_model import INDEXED, TOP_K
+
+WAIT_BOUND_SECONDS = "20"
+
+
+@dataclass
+class Pair:
+    """The same engine twice, and what it answers without a service."""
+
+    inline: Engine
+    remote: Engine
+    service: ServiceProcess
+    expected: list[Any]
+    drafts: bool
+
+
+DRAFTS = {
+    "kv_cache_dtype": "fp8_ds_mla",
+    "speculative_config": {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_min": 1,
+        "prompt_lookup_max": 2,
+    },
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[({}, {}), (IN_PROCESS, DRAFTS)],
+    ids=["spawned, bf16", "in process, fp8_ds_mla, drafts"],
+)
+def pair(
+    request: pytest.FixtureRequest,
+    start_service: Callable[[], ServiceProcess],
+    start_engine: Callable[..., Engine],
+) -> Iterator[Pair]:
+    environment, options = request.param
+    service = start_service()
+    inline = start_engine(environment, **options)
+    remote = start_engine(
+        {
+            **environment,
+            "DSA_INDEXER_ADDRESS": service.address,
+            "DSA_INDEXER_ON_REFUSAL": "error",
+            "DSA_INDEXER_WAIT_BOUND_SECONDS": WAIT_BOUND_SECONDS,
+        },
+        **options,
+    )
+    expected = inline.started().generate(prompts())
+    yield Pair(inline, remote.started(), service, answers(expected), bool(options))
+    inline.close()
+    remote.close()
+
+
+def test_the_plugin_is_what_runs(pair: Pair) -> None:
+    for engine in (pair.inline, pair.remote):
+        facts = engine.call("facts")
+        assert facts["backends"] == ["TRITON_MLA_SPARSE"]
+        assert facts["indexer"] == "ServiceIndexer"
+        assert facts["cache_dtypes"] == ["torch.uint8" if pair.drafts else "torch.bfloat16"]
+    assert pair.inline.call("statistics") == {}
+
+
+def test_inline_repeats_over_batches_of_every_kind(pair: Pair) -> None:
+    pair.inline.forget()
+    pair.inline.call("watch_batches")
+    outputs = pair.inline.generate(prompts())
+    assert answers(outputs) == pair.expected
+    batches = pair.inline.call("batches")
+    decode_rows = {count for batch in batches for count in batch["rows"] if count <= 4}
+    assert len(decode_rows) > 2 if pair.drafts else decode_rows >= {1}
+    for kind, count in {
+        "decodes alone": sum(all(rows <= 4 for rows in each["rows"]) for each in batches),
+        "decodes beside a prefill": sum(
+            0 < each["decodes"] < len(each["rows"]) and max(each["rows"]) > 8 for each in batches
+        ),
+        "a later part of a prompt": sum(
+            rows > 8 and length > rows
+            for each in batches
+            for rows, length in zip(each["rows"], each["lengths"], strict=True)
+        ),
+        "more tokens than k": sum(max(each["lengths"]) > TOP_K for each in batches),
+        "beginnings that were cached": sum(bool(output["cached"]) for output in outputs),
+    }.items():
+        assert count, kind
+
+
+def test_the_service_gives_the_same_bits(pair: Pair) -> None:
+    assert answers(pair.remote.generate(prompts())) == pair.expected
+    counts = pair.remote.call("statistics")
+    assert counts["answered_layers"] == len(INDEXED) * counts["steps"] > 0
+    assert counts["inline_layers"] == counts["faulted_rows"] == counts["rejected_steps"] == 0
+
+
+def test_a_service_that_dies_within_a_step_is_not_noticed(pair: Pair) -> None:
+    pair.remote.forget()
+    before = pair.remote.call("statistics")
+    pair.remote.call("kill_after", pair.service.pid, 5 * len(INDEXED) + 1)
+    assert answers(pair.remote.generate(prompts())) == pair.expected
+    after = pair.remote.call("statistics")
+    assert after["answered_layers"] == before["answered_layers"] + 5 * len(INDEXED) + 1
+    assert after["inline_layers"] > len(INDEXED)
+    assert after["detachments"] == 1
+
+
+def test_its_successor_is_taken(pair: Pair, start_service: Callable[[], ServiceProcess]) -> None:
+    pair.service.wait()
+    start_service()
+    assert eventually(lambda: pair.remote.call("statistics")["attachments"] == 2, 60)
+    pair.remote.forget()
+    before = pair.remote.call("statistics")
+    assert answers(pair.remote.generate(prompts())) == pair.expected
+    after = pair.remote.call("statistics")
+    assert after["answered_layers"] > before["answered_layers"]
+    assert after["inline_layers"] == before["inline_layers"]
+
+
+def test_a_selection_that_is_shifted_by_one_is_seen(pair: Pair) -> None:
+    """Otherwise nothing here says anything about the selection."""
+    pair.inline.forget()
+    pair.inline.call("plant", "shift")
+    wrong = answers(pair.inline.generate(prompts()))
+    differ = [mine != right for mine, right in zip(wrong, pair.expected, strict=True)]
+    assert sum(differ) >= len(differ) - 1, differ

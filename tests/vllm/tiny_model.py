@@ -1,0 +1,123 @@
+"""A DeepSeek-V3.2 small enough for a CPU, whose answers depend on what its indexer selects.
+
+vLLM's own dummy weights are so small that attention vanishes from the result. These have unit
+gain: every layer, and every token that is attended to, moves the logits.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+HIDDEN, LAYERS, HEADS, VOCABULARY = 256, 4, 4, 512
+Q_LORA, LATENT, NOPE, ROPE, VALUE = 128, 512, 128, 64, 128
+INDEX_HEADS, INDEX_DIM = 16, 128
+TOP_K = 64
+"""Of prompts that are several times as long."""
+
+INDEXED = (0, 1, 3)
+"""Layers with an indexer: with `index_topk_freq` 2, layer 2 uses layer 1's selection."""
+
+CONFIG = {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "model_type": "deepseek_v32",
+    "hidden_size": HIDDEN,
+    "intermediate_size": HIDDEN,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "q_lora_rank": Q_LORA,
+    "kv_lora_rank": LATENT,
+    "qk_nope_head_dim": NOPE,
+    "qk_rope_head_dim": ROPE,
+    "v_head_dim": VALUE,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": LAYERS,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "index_n_heads": INDEX_HEADS,
+    "index_head_dim": INDEX_DIM,
+    "index_topk": TOP_K,
+    "index_topk_freq": 2,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+    "attention_bias": False,
+    "num_nextn_predict_layers": 0,
+    "ep_size": 1,
+}
+
+
+DENSE = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+"""The same model without an indexer."""
+
+
+def write_model(folder: Path, *, dense: bool = False) -> None:
+    """Write configuration and weights as vLLM loads them.
+
+    Args:
+        dense: the model before DeepSeek-V3.2, with the same weights: it attends to all tokens.
+    """
+    folder.mkdir(parents=True)
+    config = {name: value for name, value in CONFIG.items() if not name.startswith("index_")}
+    (folder / "config.json").write_text(json.dumps({**config, **DENSE} if dense else CONFIG))
+    generator = torch.Generator().manual_seed(20)
+    weights = {}
+    for name, shape in _shapes().items():
+        if len(shape) == 1:
+            weight = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+        else:
+            gain = 1.0 if "embed" in name else shape[-1] ** -0.5
+            weight = torch.randn(shape, generator=generator) * gain
+        if not dense or ".indexer." not in name:
+            weights[name] = weight.to(torch.bfloat16)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+        "lm_head.weight": (VOCABULARY, HIDDEN),
+    }
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        attention = f"{at}.self_attn"
+        shapes |= {
+            f"{at}.input_layernorm.weight": (HIDDEN,),
+            f"{at}.post_attention_layernorm.weight": (HIDDEN,),
+            f"{at}.mlp.gate_proj.weight": (HIDDEN, HIDDEN),
+            f"{at}.mlp.up_proj.weight": (HIDDEN, HIDDEN),
+            f"{at}.mlp.down_proj.weight": (HIDDEN, HIDDEN),
+            f"{attention}.q_a_proj.weight": (Q_LORA, HIDDEN),
+            f"{attention}.q_a_layernorm.weight": (Q_LORA,),
+            f"{attention}.q_b_proj.weight": (HEADS * (NOPE + ROPE), Q_LORA),
+            f"{attention}.kv_a_proj_with_mqa.weight": (LATENT + ROPE, HIDDEN),
+            f"{attention}.kv_a_layernorm.weight": (LATENT,),
+            f"{attention}.kv_b_proj.weight": (HEADS * (NOPE + VALUE), LATENT),
+            f"{attention}.o_proj.weight": (HIDDEN, HEADS * VALUE),
+        }
+        if layer in INDEXED:
+            shapes |= {
+                f"{attention}.indexer.wq_b.weight": (INDEX_HEADS * INDEX_DIM, Q_LORA),
+                f"{attention}.indexer.wk.weight": (INDEX_DIM, HIDDEN),
+                f"{attention}.indexer.k_norm.weight": (INDEX_DIM,),
+                f"{attention}.indexer.k_norm.bias": (INDEX_DIM,),
+                f"{attention}.indexer.weights_proj.weight": (INDEX_HEADS, HIDDEN),
+            }
+    return shapes
