@@ -150,6 +150,7 @@ class DeviceSteps(WorkerSession):
         inputs.check(self.geometry)
         check_inputs(inputs, self._device)
         shape = StepShape.of(inputs)
+        self._record(inputs, self.geometry.layers)
         self._traces.end_step()
         self._look_after_attachment()
         before = self._attachment

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dsa_indexer_cli import demo_command, doctor, serve, status, version
+from dsa_indexer_cli import demo_command, doctor, load_command, serve, status, version
 
 app = typer.Typer(
     name="dsa-indexer",
@@ -26,5 +26,5 @@ def main(
         raise typer.Exit
 
 
-for module in (serve, demo_command, status, doctor, version):
+for module in (serve, demo_command, status, doctor, load_command, version):
     module.register(app)

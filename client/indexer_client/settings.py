@@ -59,6 +59,10 @@ class ClientSettings(BaseSettings):
     trace_console: bool = Field(default=False, description="print spans")
     trace_ratio: float = Field(default=1.0, ge=0, le=1, description="share of steps traced")
 
+    record: Path | None = Field(
+        default=None, description="write plans and shapes of all steps here, to be replayed"
+    )
+
     @property
     def tracing(self) -> TraceSettings:
         return TraceSettings(

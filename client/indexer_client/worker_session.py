@@ -2,7 +2,7 @@
 that are counted, reports that are read."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -10,6 +10,8 @@ from typing import Self
 from indexer_client.attachment import Attachment, AttachRequest
 from indexer_client.caretaker import Caretaker
 from indexer_client.errors import IndexerError, ServiceUnavailable
+from indexer_client.inputs import StepInputs
+from indexer_client.recording import Recorder
 from indexer_client.reports import ReportReader
 from indexer_client.statistics import Statistics
 from indexer_client.step import Begun
@@ -43,6 +45,8 @@ class WorkerSession:
         self._steps = 0
         self._statistics = Statistics()
         self._reports = ReportReader(self._statistics)
+        record = request.settings.record
+        self._recorder = Recorder(record, self.geometry) if record is not None else None
         self._owner = os.getpid()
 
     def start(self) -> None:
@@ -56,6 +60,8 @@ class WorkerSession:
         self._check_process()
         self._caretaker.close(self._attachment)
         self._attachment = None
+        if self._recorder is not None:
+            self._recorder.close()
         if self._tracing is not None:
             self._tracing.close()
 
@@ -106,6 +112,11 @@ class WorkerSession:
             raise self.last_error or ServiceUnavailable(
                 f"{self.settings.address}: no answer within {seconds} s"
             )
+
+    def _record(self, inputs: StepInputs, layers: Sequence[int]) -> None:
+        """Note a step for a replay, if that was asked for."""
+        if self._recorder is not None:
+            self._recorder.step(inputs, layers)
 
     def _next_step(self, rows: int) -> Begun:
         """Number the next step, at its boundary, and give it what it has of its own."""
