@@ -27,6 +27,7 @@ def test_every_field_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch) ->
         "trace_file": Path("/t.jsonl"),
         "trace_console": True,
         "trace_ratio": 0.5,
+        "record": Path("/r.jsonl"),
     }
     assert values.keys() == ClientSettings.model_fields.keys()
     for name, value in values.items():
