@@ -34,7 +34,7 @@ class Model(_Table):
 
     layers: int = Field(default=4, ge=1, le=256)
     index_share: int = Field(default=1, ge=1)
-    heads: Literal[16, 32, 64] = 16
+    heads: Literal[16, 32, 64, 128] = 16
     top_k: int = Field(default=256, ge=1, le=2048)
     page_size: Literal[32, 64, 128] = 64
 
