@@ -117,7 +117,11 @@ def fuzz(
         AssertionError: something was wrong; names the input.
     """
     settings = Settings(
-        address=f"unix:{folder}/d/i.sock", gate_bound_seconds=0.002, max_sessions=256
+        address=f"unix:{folder}/d/i.sock",
+        gate_bound_seconds=0.002,
+        max_sessions=256,
+        # A machine that stands still for a while is no fault of the service.
+        lease_seconds=3600,
     )
     with running(settings) as service, ErrorLog() as errors, ExitStack() as stack:
         neighbour = Worker(service).attach()
