@@ -42,7 +42,7 @@ def summarise(workload: Workload, finished: Finished) -> LoadResult:
         step=step.times(encoded=True),
         layer=layer.times(encoded=True),
         shapes=[_shape(key, times) for key, times in sorted(collector.shapes.items())],
-        points=_points(collector),
+        points=_points(collector, workload.load.seconds),
         samples=finished.samples,
         curve={"response": _curve(response), "step": _curve(step)},
         checked=sum(done.checked for done in dones),
@@ -75,7 +75,8 @@ def _shape(key: ShapeKey, times: ShapeTimes) -> ShapeResult:
     )
 
 
-def _points(collector: Collector) -> list[PointResult]:
+def _points(collector: Collector, seconds: float) -> list[PointResult]:
+    """Of the time in which steps were to begin: what ended later filled no whole one."""
     width = collector.point_seconds
     return [
         PointResult(
@@ -85,6 +86,7 @@ def _points(collector: Collector) -> list[PointResult]:
             point.response.percentile(99.0),
         )
         for number, point in sorted(collector.points.items())
+        if number * width < seconds
     ]
 
 
