@@ -37,7 +37,8 @@ class Packets:
 
     def __init__(self, service: LocalService) -> None:
         self._service = service
-        self._worker = Worker(service)
+        self._stub = service.stub()
+        self._worker = Worker(service, stub=self._stub)
         self._counts: Counter[str] = Counter()
         self._before = _sent_descriptors()
         self._path = str(service.directory / self._worker.session.descriptor_socket)
@@ -56,7 +57,7 @@ class Packets:
             # A connection with the right nonce that ends is the worker's death.
             self._counts["sessions ended"] += 1
             self._worker.leave()
-            self._worker = Worker(self._service)
+            self._worker = Worker(self._service, stub=self._stub)
 
     def _send_one(self, connection: socket.socket, chance: random.Random) -> None:
         data = chance.randbytes(chance.randrange(1, 80))

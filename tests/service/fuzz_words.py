@@ -43,7 +43,8 @@ class SharedWords:
 
     def __init__(self, service: LocalService) -> None:
         self._service = service
-        self._worker = Worker(service, signalling=pb.SIGNALLING_RING).attach()
+        self._stub = service.stub()
+        self._worker = self._new_worker()
         self._sent = 0
         self._counts: Counter[str] = Counter()
 
@@ -130,13 +131,16 @@ class SharedWords:
                 return
             time.sleep(_PAUSE_SECONDS)
 
+    def _new_worker(self) -> Worker:
+        return Worker(self._service, stub=self._stub, signalling=pb.SIGNALLING_RING).attach()
+
     def _renew(self) -> None:
         """End the session, in good order or not, and open another."""
         with suppress(grpc.RpcError):  # it has ended by itself
             self._worker.close()
         self._worker.leave()
         self._counts["sessions"] += 1
-        self._worker = Worker(self._service, signalling=pb.SIGNALLING_RING).attach()
+        self._worker = self._new_worker()
         assert self._worker.works(), "a new session's answer is wrong"
 
     def close(self) -> None:
