@@ -165,6 +165,7 @@ class DeviceSteps(WorkerSession):
         inputs.check(self.geometry)
         check_inputs(inputs, self._device)
         shape = StepShape.of(inputs)
+        self._record(inputs, self.geometry.layers)
         if self._device_traces is not None:
             self._device_traces.end_step()
         self._look_after_attachment()

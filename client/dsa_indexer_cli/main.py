@@ -7,6 +7,7 @@ import typer
 from dsa_indexer_cli import (
     demo_command,
     doctor,
+    load_command,
     racelab_command,
     serve,
     status,
@@ -34,5 +35,14 @@ def main(
         raise typer.Exit
 
 
-for module in (serve, demo_command, racelab_command, status, doctor, trace_command, version):
+for module in (
+    serve,
+    demo_command,
+    racelab_command,
+    status,
+    doctor,
+    trace_command,
+    load_command,
+    version,
+):
     module.register(app)

@@ -105,6 +105,7 @@ class Session(WorkerSession):
         inputs.check(self.geometry)
         layers = self.geometry.layers if layers is None else layers
         self._check_layers(layers)
+        self._record(inputs, layers)
         return Step(
             inputs=inputs,
             layers=layers,

@@ -82,6 +82,10 @@ class ClientSettings(BaseSettings):
     def metrics(self) -> MetricSettings:
         return MetricSettings(_TELEMETRY_NAME, self.worker_metrics_port, self.metrics_host)
 
+    record: Path | None = Field(
+        default=None, description="write plans and shapes of all steps here, to be replayed"
+    )
+
     @property
     def tracing(self) -> TraceSettings:
         return TraceSettings(

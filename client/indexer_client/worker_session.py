@@ -2,7 +2,7 @@
 that are counted, reports that are read."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -12,6 +12,7 @@ from indexer_client.caretaker import Caretaker
 from indexer_client.errors import IndexerError, ServiceUnavailable
 from indexer_client.inputs import StepInputs
 from indexer_client.metrics import WorkerMetrics
+from indexer_client.recording import Recorder
 from indexer_client.reports import ReportReader
 from indexer_client.statistics import Statistics
 from indexer_client.step import Begun
@@ -67,6 +68,8 @@ class WorkerSession:
         detection = Detection(self._listeners, detectors(request.settings.detectors))
         self._findings = StepFindings(detection, request.geometry.layers)
         self._reports = ReportReader(self._statistics, self._findings)
+        record = request.settings.record
+        self._recorder = Recorder(record, self.geometry) if record is not None else None
         self._owner = os.getpid()
 
     def start(self) -> None:
@@ -84,6 +87,8 @@ class WorkerSession:
             # What a service said at its end was still to come; its words are still mapped.
             self._traces.close()
         self._finding_log.close()
+        if self._recorder is not None:
+            self._recorder.close()
         if self._tracing is not None:
             self._tracing.close()
         if self._metrics is not None:
@@ -143,6 +148,11 @@ class WorkerSession:
     def found(self, finding: Finding) -> None:
         """Tell of a finding in one of this session's steps, as its own detectors do."""
         self._listeners.found(finding)
+
+    def _record(self, inputs: StepInputs, layers: Sequence[int]) -> None:
+        """Note a step for a replay, if that was asked for."""
+        if self._recorder is not None:
+            self._recorder.step(inputs, layers)
 
     def _next_step(self, inputs: StepInputs) -> Begun:
         """Number the next step, at its boundary, and give it what it has of its own."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attention_worker.device_session import DeviceIndexer
+from attention_worker.device_steps import DeviceSteps
 from attention_worker.step_shape import StepShape
 from indexer_client import StepInputs
 from ipc_handoff.layout import HandoffGeometry
@@ -70,3 +71,24 @@ def test_a_captured_batch_is_of_whole_requests() -> None:
     for rows in (0, 5):
         with pytest.raises(ValueError, match=rf"^rows: {rows} with 2 a request \(fix: "):
             StepShape.of_decodes(rows, 2, 64)
+
+
+def test_a_step_is_recorded_with_what_the_host_knows() -> None:
+    """Before anything is sent or enqueued: then the device need not be there."""
+
+    class Recorded(Exception):
+        pass
+
+    class WithoutDevice:
+        geometry = replace(GEOMETRY, max_rows=8)
+        _device = torch.device("cpu")
+
+        def _check_process(self) -> None:
+            pass
+
+        def _record(self, inputs: StepInputs, layers: tuple[int, ...]) -> None:
+            raise Recorded(inputs.exact_query_start, layers)
+
+    with pytest.raises(Recorded) as recorded:
+        DeviceSteps.begin_step(WithoutDevice(), _inputs())  # type: ignore[arg-type]
+    assert recorded.value.args == ([0, 2, 5], (3, 7))

@@ -77,7 +77,7 @@ def test_the_version_alone_is_an_option_too() -> None:
 def test_help_names_every_subcommand() -> None:
     result = _run("--help")
     assert result.returncode == 0
-    for name in ("serve", "demo", "racelab", "status", "doctor", "trace", "version"):
+    for name in ("serve", "demo", "racelab", "status", "doctor", "trace", "load", "version"):
         assert name in result.stdout
 
 
@@ -89,7 +89,9 @@ def test_serve_has_a_flag_for_every_setting_and_says_how_else_to_set_it() -> Non
         assert f"--{name.replace('_', '-')}" in result.stdout
 
 
-@pytest.mark.parametrize("name", ["status", "doctor", "version", "demo", "racelab", "trace"])
+@pytest.mark.parametrize(
+    "name", ["status", "doctor", "version", "demo", "racelab", "trace", "load"]
+)
 def test_help_of(name: str) -> None:
     result = _run(name, "--help")
     assert result.returncode == 0

@@ -31,6 +31,7 @@ def test_every_field_comes_from_its_variable(monkeypatch: pytest.MonkeyPatch) ->
         "trace_slow_seconds": 0.5,
         "worker_metrics_port": 9000,
         "metrics_host": "0.0.0.0",
+        "record": Path("/r.jsonl"),
     }
     assert values.keys() == ClientSettings.model_fields.keys()
     for name, value in values.items():

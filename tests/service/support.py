@@ -133,14 +133,23 @@ def open_request(
 
 
 class Worker:
-    """A worker with one session. Its K cache is one memory with a region for each layer."""
+    """A worker with one session. Its K cache is one memory with a region for each layer.
+
+    Args:
+        stub: default: one with a connection of its own, as another process would have.
+    """
 
     def __init__(
-        self, service: LocalService, geometry: HandoffGeometry = GEOMETRY, **fields: Any
+        self,
+        service: LocalService,
+        geometry: HandoffGeometry = GEOMETRY,
+        *,
+        stub: rpc.IndexerServiceStub | None = None,
+        **fields: Any,
     ) -> None:
         self.service = service
         self.geometry = geometry
-        self.stub = service.stub()
+        self.stub = stub or service.stub()
         self.session = self.stub.OpenSession(open_request(geometry, **fields))
         self.id, self.epoch = self.session.session_id, self.session.epoch
         self.bank = HostBank(geometry, 0)

@@ -104,8 +104,13 @@ class Process:
         return mapped_memories(self.pid)
 
 
-def _serve(settings: dict[str, Any], collects_garbage: bool) -> None:
+def _nothing() -> None:
+    pass
+
+
+def _serve(settings: dict[str, Any], collects_garbage: bool, prepare: Callable[[], None]) -> None:
     torch.set_num_threads(1)
+    prepare()
     if not collects_garbage:
         gc.disable()
     logging.basicConfig(level=logging.ERROR)
@@ -117,14 +122,22 @@ class ServiceProcess(Process):
 
     Args:
         collects_garbage: False: what reference counts do not free is never freed.
+        prepare: called in the process first; a module's function.
 
     Attributes:
         own_address: of this very process, also when another one has taken over `address`.
     """
 
-    def __init__(self, socket: Path, *, collects_garbage: bool = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        collects_garbage: bool = True,
+        prepare: Callable[[], None] = _nothing,
+        **settings: Any,
+    ) -> None:
         self.address = f"{UNIX}{socket}"
-        super().__init__(_serve, {"address": self.address, **settings}, collects_garbage)
+        super().__init__(_serve, {"address": self.address, **settings}, collects_garbage, prepare)
         self.own_address = f"{self.address}.{self.pid}"
         deadline = time.monotonic() + START_SECONDS
         while not self.serves():

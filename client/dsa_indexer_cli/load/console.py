@@ -1,0 +1,123 @@
+"""A load test on the console: how far it is, and in the end what it found."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from dsa_indexer_cli.load.histograms import Times
+from dsa_indexer_cli.load.result import LoadResult
+from dsa_indexer_cli.load.run import Progress
+from dsa_indexer_cli.output import console, errors
+
+_LINE_SECONDS = 10.0
+
+
+class ConsoleProgress:
+    """A bar where there is a terminal; else a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[found]}"),
+            console=errors,
+            transient=True,
+            disable=not errors.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None, found="")
+        self._told = 0.0
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def tell(self, progress: Progress) -> None:
+        found = ""
+        if progress.of_seconds:
+            found = (
+                f"{progress.seconds:.0f} of {progress.of_seconds:.0f} s, {progress.steps} steps, "
+                f"{progress.steps_a_second:.0f}/s, p50 {progress.p50:.1f} ms, "
+                f"p99 {progress.p99:.1f} ms"
+            )
+            if progress.failures:
+                found += f", {progress.failures} FAILED"
+        self._bar.update(
+            self._task,
+            description=progress.doing,
+            total=progress.of_seconds or None,
+            completed=progress.seconds,
+            found=found,
+        )
+        if not errors.is_terminal and progress.seconds >= self._told + _LINE_SECONDS:
+            self._told = progress.seconds
+            errors.print(found, highlight=False, soft_wrap=True)
+
+
+def show(result: LoadResult, report: Path | None) -> None:
+    load, service = result.workload.load, result.service
+    loops = {
+        "open": f"open loop, {load.rate:g} steps/s each",
+        "closed": "closed loop",
+        "recorded": "steps as recorded",
+    }
+    console.print(
+        f"{result.workload.name}: {load.sessions} sessions, {loops[load.mode]}, "
+        f"{result.seconds:.1f} s against {service.engine} {service.version} (pid {service.pid})",
+        highlight=False,
+    )
+    console.print(
+        f"{result.steps} steps, {result.steps_a_second:.1f}/s; {result.rows_a_second:.0f} rows/s; "
+        f"{result.layers} selections",
+        highlight=False,
+    )
+    console.print(_times(result), _shapes(result), _verdicts(result))
+    if report is not None:
+        console.print(f"report: {report}", highlight=False, soft_wrap=True)
+
+
+def _times(result: LoadResult) -> Table:
+    table = Table("milliseconds", "count", "mean", "p50", "p90", "p99", "p99.9", "most")
+    rows: list[tuple[str, Times]] = [("step, from its beginning", result.step)]
+    if result.is_open_loop:
+        rows.insert(0, ("step, from its arrival", result.response))
+    for name, times in [*rows, ("one layer", result.layer)]:
+        values = (times.mean, times.p50, times.p90, times.p99, times.p999, times.most)
+        table.add_row(name, str(times.count), *(f"{value:.2f}" for value in values))
+    return table
+
+
+def _shapes(result: LoadResult) -> Table:
+    table = Table(
+        "steps", "requests ≤", "context ≤", "count", "p50 ms", "p99 ms", "layer p50", "p99"
+    )
+    for shape in result.shapes:
+        table.add_row(
+            shape.kind,
+            str(shape.requests),
+            str(shape.context),
+            str(shape.steps),
+            *(f"{v:.2f}" for v in (shape.response.p50, shape.response.p99)),
+            *(f"{v:.2f}" for v in (shape.layer.p50, shape.layer.p99)),
+        )
+    return table
+
+
+def _verdicts(result: LoadResult) -> Table:
+    table = Table("must hold", "", "found")
+    for verdict in result.verdicts:
+        mark = "ok" if verdict.ok else "[red]FAIL[/red]"
+        table.add_row(verdict.name, mark, Text(verdict.detail))
+    return table

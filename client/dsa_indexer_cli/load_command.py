@@ -1,0 +1,98 @@
+"""`dsa-indexer load`: load and soak tests of a service, without an engine."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsa_indexer_cli.output import JsonOption, fail, print_json
+from dsa_indexer_cli.status import AddressOption, client_settings
+from indexer_client import IndexerError
+
+
+def load(
+    workload: Annotated[
+        str, typer.Argument(help="A TOML file, or decode, mixed, smoke or soak.")
+    ] = "smoke",
+    address: AddressOption = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a key: load.seconds=5. Repeatable."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a self-contained HTML page here.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Load a service on the CPU: the one at --address, or one that is started for the test.
+
+    Ends with status 0 only if every answer that was compared is right and the workload's limits
+    hold.
+    """
+    _need("hdrh", *(("jinja2", "matplotlib") if report else ()))
+    if report is not None:
+        _write(report, "")  # rather now than after an hour
+    from dsa_indexer_cli.load.console import ConsoleProgress, show
+    from dsa_indexer_cli.load.run import run_sessions
+    from dsa_indexer_cli.load.summary import summarise
+    from dsa_indexer_cli.load.workload import WorkloadError, load_workload, parse_change
+
+    running = address or os.environ.get("DSA_INDEXER_ADDRESS")
+    if running:
+        running = client_settings(running).address
+    try:
+        wanted = load_workload(workload, dict(map(parse_change, change or [])))
+        with _ctrl_c() as stop, ConsoleProgress() as progress:
+            result = summarise(wanted, run_sessions(wanted, running or None, progress.tell, stop))
+    except WorkloadError as error:
+        fail(str(error), 2)
+    except IndexerError as error:
+        fail(f"{error} (fix: start it with `dsa-indexer serve`, or leave --address out)")
+    except RuntimeError as error:
+        fail(str(error))
+    if report is not None:
+        from dsa_indexer_cli.load.report import page
+
+        _write(report, page(result))
+    if as_json:
+        print_json(result.as_json())
+    else:
+        show(result, report)
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def _need(*modules: str) -> None:
+    for module in modules:
+        if find_spec(module) is None:
+            fail(f"load: {module} is missing (fix: pip install 'dsa-indexer[load,plots]')", 2)
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C, so that what was measured is shown all the same."""
+    stop = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"report: {path}: {error.strerror} (fix: a file in a folder that can be written)", 2)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(load)

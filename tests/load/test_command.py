@@ -1,0 +1,143 @@
+"""`dsa-indexer load` as users run it: eight sessions against a service of its own, a report, and
+the report in a browser."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dsa_indexer_cli import load_command
+from dsa_indexer_cli.main import app
+from tests.cli.lines import one_line
+
+COMMAND = [sys.executable, "-m", "dsa_indexer_cli", "load"]
+CHROMIUM = shutil.which("chromium")
+_PNG = b"\x89PNG"
+_LEAST_PICTURE_BYTES = 50_000  # an empty page of this size has a tenth of that
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: v for name, v in os.environ.items() if not name.startswith("DSA_INDEXER_")}
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=clean,
+    )
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("report") / "load.html"
+
+
+@pytest.fixture(scope="module")
+def smoke(report: Path) -> dict[str, Any]:
+    """What a run with eight sessions printed for machines; its report lies at `report`."""
+    changes = ("load.seconds=3", "load.warm_up_seconds=0.5", "load.wait_bound_seconds=30.0")
+    sets = [part for change in changes for part in ("--set", change)]
+    result = _run("smoke", *sets, "--report", str(report), "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads(result.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.slow
+def test_eight_sessions_end_without_an_error(smoke: dict[str, Any]) -> None:
+    assert smoke["ok"] is True
+    assert smoke["workload"]["load"]["sessions"] == 8
+    assert smoke["steps"] > 20 and smoke["checked"] > 0
+    assert smoke["wrong_answers"] == smoke["inline_layers"] == 0
+    assert smoke["failures"] == []
+    assert {shape["kind"] for shape in smoke["shapes"]} == {"decode", "mixed", "prefill"}
+    assert smoke["step"]["p50"] <= smoke["response"]["p50"] <= smoke["response"]["p99"]
+    assert all(verdict["ok"] for verdict in smoke["verdicts"])
+
+
+@pytest.mark.slow
+def test_the_report_needs_nothing_besides_itself(smoke: dict[str, Any], report: Path) -> None:
+    text = report.read_text()
+    assert "everything holds" in text and "not everything holds" not in text
+    assert text.count("<svg") == 4
+    assert "<script" not in text and "<img" not in text and "@import" not in text
+    links = re.findall(r"(?:href|src)=\"([^\"]*)\"", text)
+    assert all(link.startswith(("#", "data:")) for link in links), links
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_the_report_opens_in_a_browser(smoke: dict[str, Any], report: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "report.png"
+    said = look(report, picture)
+    assert "CONSOLE" not in said, said
+    assert picture.read_bytes().startswith(_PNG)
+    assert picture.stat().st_size > _LEAST_PICTURE_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_an_error_in_a_page_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<!doctype html><script>planted()</script>")
+    assert "CONSOLE" in look(page, tmp_path / "page.png")
+
+
+def look(page: Path, picture: Path) -> str:
+    """Open a page, take its picture; what the browser said."""
+    assert CHROMIUM is not None
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--hide-scrollbars",
+        "--enable-logging=stderr",
+        f"--user-data-dir={picture.parent / 'browser'}",
+        "--window-size=1100,3000",
+        f"--screenshot={picture}",
+        page.as_uri(),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return result.stderr
+
+
+def _invoke(*arguments: str) -> tuple[int, str]:
+    """Exit status and the one line of complaint, without a process of its own."""
+    result = CliRunner().invoke(app, ["load", *arguments])
+    return result.exit_code, one_line(result.stderr)
+
+
+def test_a_workload_that_cannot_be_used_is_one_line() -> None:
+    status, line = _invoke("smoke", "--set", "load.sesions=2")
+    assert status == 2 and "load.sesions" in line
+
+
+def test_a_report_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    status, line = _invoke("smoke", "--report", str(tmp_path / "nowhere" / "r.html"))
+    assert status == 2 and "(fix: " in line
+
+
+def test_nobody_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSA_INDEXER_ADDRESS", f"unix:{tmp_path}/none.sock")
+    status, line = _invoke("smoke")
+    assert status == 1 and "dsa-indexer serve" in line
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_command, "find_spec", lambda _: None)
+    status, line = _invoke("smoke")
+    assert status == 2 and "pip install" in line
