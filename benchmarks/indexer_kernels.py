@@ -2,7 +2,7 @@
 
     python benchmarks/indexer_kernels.py                   on a CUDA machine: measure, write results
     python benchmarks/indexer_kernels.py --quick --only decode,topk
-    python benchmarks/indexer_kernels.py --document FILE   results -> docs/performance.md, figures
+    python benchmarks/indexer_kernels.py --document FILE ...   -> docs/performance.md, figures
     python benchmarks/indexer_kernels.py --dry             tiny, on any machine: does it still run?
 
 Times are medians of CUDA-graph replays in µs a call. Implementations take turns. Decode calls read
@@ -13,6 +13,7 @@ in which a call's bytes (132 a key) could be read at the rate at which this card
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -26,7 +27,7 @@ from indexer_figures import draw
 from indexer_inputs import DEVICE, Pool, form
 from indexer_prefill import gather_of, insert_of, scores_of, select_of, topk_of
 from indexer_rows import FORMS, DeadGPU, free, in_short, medians, stop_if_dead
-from indexer_tables import section
+from indexer_tables import section, together
 from results_file import RESULTS, processor, write
 from timing import copy_rate
 
@@ -207,16 +208,19 @@ def failures(results: dict[str, Any]) -> list[str]:
     return [*results["failed"], *wrong]
 
 
-def document(results: Path, into: Path) -> None:
-    """Tables and figures of a results file into a document."""
-    record = read(results)
-    figures = draw(record["results"], into.parent / "figures")
-    put(into, MARK, section(record, results, figures))
+def document(files: Sequence[Path], into: Path) -> None:
+    """Tables and figures of results files into a document; see `indexer_tables.together`."""
+    results, sources = together([(read(file), file) for file in files], SECTIONS)
+    figures = draw(results, into.parent / "figures")
+    put(into, MARK, section(results, sources, figures))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--document", type=Path, help="a results file to put into the docs")
+    parser.add_argument(
+        "--document", type=Path, nargs="+",
+        help="results files to put into the docs; a section is that of the first that has it",
+    )  # fmt: skip
     parser.add_argument("--into", type=Path, default=PERFORMANCE, help="the document")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results file")
     parser.add_argument("--only", default="", help="sections, separated by commas")
@@ -225,7 +229,7 @@ def main() -> int:
     parser.add_argument("--dry", action="store_true", help="tiny shapes, on any machine")
     chosen = parser.parse_args()
     if chosen.document:
-        document(chosen.document.resolve(), chosen.into)
+        document([file.resolve() for file in chosen.document], chosen.into)
         return 0
     if not chosen.dry and DEVICE.type != "cuda":
         sys.exit("a CUDA device is needed (or --dry)")

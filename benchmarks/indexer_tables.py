@@ -22,11 +22,32 @@ from indexer_rows import (
 Rows = Sequence[dict[str, Any]]
 
 
-def section(record: dict[str, Any], path: Path, figures: Sequence[Path]) -> str:
+def together(
+    records: Sequence[tuple[dict[str, Any], Path]], sections: Sequence[str]
+) -> tuple[dict[str, Any], str]:
+    """Results of several files: a section is that of the first file that has it.
+
+    Returns:
+        the results, "failed" being what the last file lacks; and where each section is from.
+    """
+    results: dict[str, Any] = {}
+    sources = []
+    for record, path in records:
+        here = record["results"].items()
+        new = {name: part for name, part in here if part and name not in results}
+        results |= new
+        source = origin(record, path)
+        if len(records) > 1:
+            source += f" From there: {', '.join(name for name in sections if name in new)}."
+        sources.append(source)
+    results["failed"] = records[-1][0]["results"]["failed"]
+    return results, "\n\n".join(sources)
+
+
+def section(results: dict[str, Any], sources: str, figures: Sequence[Path]) -> str:
     """Everything between the marks."""
-    results = record["results"]
     parts = [
-        f"{origin(record, path)} Copies run at {results['copy B/s'] / 1e12:.2f} TB/s. Times in µs, "
+        f"{sources} Copies run at {results['copy B/s'] / 1e12:.2f} TB/s. Times in µs, "
         f"medians; {_spread(results)}",
         aims(results),
     ]

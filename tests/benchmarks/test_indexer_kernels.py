@@ -69,14 +69,34 @@ def test_documents_have_tables_and_figures(repository: Path, results: Path, tmp_
     assert b"byte floor" in figure and len(figure) < 60_000
 
 
+def test_a_section_is_that_of_the_first_file_that_has_it(
+    repository: Path, results: Path, tmp_path: Path
+) -> None:
+    record = json.loads(results.read_text())
+    record["results"]["decode"][0]["µs"]["select fp8"] = [8.0, 7, 9]
+    newer = {name: record["results"][name] for name in ("copy B/s", "decode")}
+    newer |= {"scores": [], "failed": ["interrupted"]}
+    first = tmp_path / "newer.json"
+    first.write_text(json.dumps({**record, "results": newer}))
+    document = tmp_path / "performance.md"
+    document.write_text(MARKS)
+    run(repository, "--document", str(first), str(results), "--into", str(document))
+    text = document.read_text()
+    assert "`newer.json`. From there: decode." in text
+    assert "From there: captured, scores, topk, select, insert, gather, drafts." in text
+    assert "| 4 | 1 | 1 | 64 | **8.0** |" in text
+    assert "interrupted" not in text
+
+
 def test_the_performance_document_is_that_of_its_results_file(
     repository: Path, tmp_path: Path
 ) -> None:
     committed = repository / "docs" / "performance.md"
     inside = committed.read_text().split("<!-- indexer_kernels: begin -->")[1]
-    source = re.search(r"Source: `(.*?)`", inside.split("<!-- indexer_kernels: end -->")[0])
-    assert source is not None, "no results file is in the document"
+    sources = re.findall(r"Source: `(.*?)`", inside.split("<!-- indexer_kernels: end -->")[0])
+    assert sources, "no results file is in the document"
     copy = tmp_path / "performance.md"
     copy.write_text(committed.read_text())
-    run(repository, "--document", str(repository / source[1]), "--into", str(copy))
+    files = [str(repository / source) for source in sources]
+    run(repository, "--document", *files, "--into", str(copy))
     assert copy.read_text() == committed.read_text()

@@ -180,8 +180,8 @@ def test_every_e4m3_code_is_decoded_exactly(form: str | None) -> None:
     expected = decode_tokens(token.view(1, 656))
     assert torch.equal(ours.float(), expected[:, :512].expand(2, 16, 512))
     products = q.double() * expected[0].double() * 0.05
-    bits = 10 if form is None else 20  # as `lse_tolerance`, of the largest product
-    allowed = products.abs().amax(-1) * 2.0**-bits
+    bits = 13 if form is None else 24  # what SM90's tensor units keep of e4m3 sums, and fp32
+    allowed = products.abs().sum(-1) * 2.0**-bits
     assert ((lse.double() - products.sum(-1)).abs() <= allowed).all()
 
 
