@@ -1,8 +1,11 @@
 """Triton's launchers, made by threads beside each other: each thread gets its own."""
 
 import shutil
+import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,3 +87,27 @@ def test_triton_alone_gives_a_thread_anothers(without_a_gpu: None) -> None:
     """Once it does no more, `launchers` can go."""
     make_one_at_a_time()
     assert wrong(driver.CudaLauncher.__init__.__wrapped__) > 0
+
+
+def test_compilers_run_beside_each_other(
+    without_a_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A warm-up makes dozens of launchers: one after the other they would take most of its time."""
+    make_one_at_a_time()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    together = threading.Barrier(2, timeout=30)
+    compile_c = subprocess.check_call
+
+    def check_call(*arguments: Any, **options: Any) -> int:
+        together.wait()
+        return compile_c(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "check_call", check_call)
+
+    def work(number: int) -> int:
+        source = SimpleNamespace(signature={0: number}, fn=None)
+        launched: int = driver.CudaLauncher(source, METADATA).launch()
+        return launched
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(work, (11, 12))) == [11, 12]
