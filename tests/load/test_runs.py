@@ -130,7 +130,7 @@ def test_a_service_that_is_too_slow_misses_limits_and_arrivals(
         "load.arrivals": "constant",
         "limits": {"step_p99_milliseconds": 500.0, "steps_a_second": 9.0},
     }
-    result = load(service.address, changes, 2.0)
+    result = load(service.address, changes, 1.2)
     assert {"step_p99_milliseconds", "steps_a_second"} <= set(failed(result))
     assert result.response.p99 > 2 * result.step.p99
 

@@ -20,6 +20,7 @@ _PACKET = struct.Struct("<4sHH16sQ")
 _REPLY = struct.Struct("<H")
 _MOST_PACKETS = 4
 _SENT = "/dev/zero"
+_SOON = 3.0
 _REPLY_SECONDS = 5.0
 
 
@@ -90,7 +91,9 @@ class Packets:
         with suppress(grpc.RpcError):  # its death was noticed a moment ago
             self._worker.close()
         self._worker.leave()
-        assert eventually(lambda: _sent_descriptors() <= self._before), "descriptors stay open"
+        assert eventually(lambda: _sent_descriptors() <= self._before, _SOON), (
+            "descriptors stay open"
+        )
 
     def __str__(self) -> str:
         return tally(self._counts)

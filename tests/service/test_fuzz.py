@@ -14,7 +14,7 @@ from ipc_handoff.descriptors import Inbox
 from tests.service.fuzz import fuzz
 
 SEED = 20_26
-INPUTS = {"rpc": 100, "words": 600, "packets": 400, "reports": 2000}
+INPUTS = {"rpc": 100, "words": 400, "packets": 400, "reports": 2000}
 
 
 @pytest.fixture(autouse=True)

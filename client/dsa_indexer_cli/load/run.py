@@ -145,6 +145,7 @@ class _Run:
             self._processes[number] = process
             process.start()
             theirs.close()
+        self._sample_seconds = workload.soak.sample_seconds if workload.soak else 1.0
         self._dones: list[Done] = []
         self._failures: list[str] = []
         self._reasons: tuple[str, ...] = ()
@@ -190,7 +191,7 @@ class _Run:
             with suppress(OSError):  # its process has failed, which is noticed below
                 pipe.send(start)
         working = set(self._pipes)
-        looks = _Every(self._workload.soak.sample_seconds if self._workload.soak else 1.0)
+        looks = _Every(self._sample_seconds)
         tells = _Every(1.0)
         told_stop, last = False, (begin, 0)
         deadline = begin / _NANOSECONDS + load.seconds + _END_SECONDS
@@ -221,7 +222,7 @@ class _Run:
         """What has come. Sessions that have ended or failed leave `working`."""
         numbers = {self._pipes[number]: number for number in working if number in self._pipes}
         found: list[tuple[int, object]] = []
-        for pipe in wait(list(numbers), _TICK_SECONDS):
+        for pipe in wait(list(numbers), min(_TICK_SECONDS, self._sample_seconds)):
             assert isinstance(pipe, Connection)
             number = numbers[pipe]
             try:
