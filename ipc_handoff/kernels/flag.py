@@ -23,7 +23,6 @@ def flag_kernel(state, request: tl.int64, answer: tl.int64, PTX: tl.constexpr, P
     """Ask for a layer of the running step; without one, let the wait behind pass. One program."""
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     step = tl.load(state + CURRENT)
     if step != 0:
         # An answer to this request comes after it, and is not taken away by this.
@@ -34,6 +33,8 @@ def flag_kernel(state, request: tl.int64, answer: tl.int64, PTX: tl.constexpr, P
             ring(answer, tl.full((), IS_CANCELLED, tl.int64), PTX)
     else:
         ring(answer, tl.full((), IS_ANSWERED, tl.int64), PTX)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 def raise_flag(memory: WorkerMemory, request: int, answer: int) -> None:

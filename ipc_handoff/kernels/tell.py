@@ -35,13 +35,14 @@ def tell_kernel(
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     step = tl.load(step_word)
     made = tl.load(progress)
     is_live = tl.load(live + LIVE) != 0
     is_ours = look(line(staging, DETACHED), PTX) == 0
     is_ours = is_ours & (look(line(staging, PUBLISHED), PTX) == step) & (step != 0)
     tl.debug_barrier()
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     if is_ours:
         if is_live:
             ring(progress_flag, made, PTX)
