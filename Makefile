@@ -26,10 +26,11 @@ demo: $(VENV)/.runtime ## Two processes and data recorded inside vLLM, compared 
 	@$(VENV)/bin/dsa-indexer demo
 
 # pytest comes last, so that its closing line is the output's last.
-test: lint venv-stubs $(VENV)/.browser test-vllm ## Linters, type checks, contract gates and all tests that need no GPU
+test: lint venv-stubs $(VENV)/.browser $(VLLM_VENV)/.ready ## Linters, type checks, contract gates and all tests that need no GPU
+	@$(VLLM_PY) -m pytest -m "not slow" tests/vllm
 	@$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
-test-vllm: $(VLLM_VENV)/.ready ## The plugin inside vLLM, on a CPU
+test-vllm: $(VLLM_VENV)/.ready ## The plugin inside vLLM, on a CPU: also with drafts and fp8_ds_mla, which `make test` leaves out
 	@$(VLLM_PY) -m pytest tests/vllm
 
 test-gpu: ## The tests that need a GPU, with the interpreter that has torch for it

@@ -173,7 +173,8 @@ def test_a_bank_is_used_again_only_when_the_service_has_refused_it(
         Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session,
     ):
         session.wait_attached(SOON)
-    first, second = (bank for bank in taken if bank is not None)
+    # On a busy machine there may have been one attempt more.
+    first, second, *_ = (bank for bank in taken if bank is not None)
     assert (first is second) is comes_back
 
 

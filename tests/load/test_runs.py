@@ -146,7 +146,7 @@ def test_a_leak_fails_a_soak(start: Callable[..., LocalService]) -> None:
 
     soak = {**CLOSED, "load.sessions": 1, "check.share": 0.1, "soak.sample_seconds": 0.1}
     try:
-        result = load(start(plant).address, soak, 1.6)
+        result = load(start(plant).address, soak, 3.0)
     finally:
         for descriptor, memory in kept:
             memory.close()

@@ -8,8 +8,10 @@ from indexer_client.errors import IndexerError
 from indexer_client.plan_channel import RingPlans
 from indexer_client.reports import ReportReader
 from indexer_client.statistics import Statistics
+from indexer_client.step_findings import StepFindings
 from ipc_handoff.banks import CONTROL, HostBank
 from ipc_handoff.control import ServiceControl
+from ipc_handoff.detectors import NO_DETECTION
 from ipc_handoff.errors import RingFull
 from ipc_handoff.wakeups import Wakeup
 from tests.service.fuzz_words import scribble
@@ -36,7 +38,7 @@ class Reports:
         memory = self._bank.memories[CONTROL].view()
         self._service = ServiceControl(memory, GEOMETRY, _EPOCH)
         self._plans = RingPlans(self._bank.control, self._wakeup)
-        self._reader = ReportReader(Statistics())
+        self._reader = ReportReader(Statistics(), StepFindings(NO_DETECTION, ()))
 
     def send(self, chance: random.Random) -> None:
         self._sent += 1
@@ -56,7 +58,8 @@ class Reports:
             self._counts["detachments"] += 1
             self._begin()
         bells = self._bank.control.bells
-        for look in (bells.progress, bells.is_drained, bells.exported):
+        bells.is_exported(step)
+        for look in (bells.progress, bells.is_drained):
             look()
         for layer in range(len(GEOMETRY.layers)):
             bells.is_done(layer, step)

@@ -29,6 +29,7 @@ from tests.service.support import (
     running,
 )
 from tests.support.fake_cuda import Machine, Process, running_as
+from tests.support.waiting import eventually
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 FAILED = grpc.StatusCode.FAILED_PRECONDITION
@@ -214,7 +215,8 @@ def test_refused_and_nothing_stays_open(case: str, worker: GpuWorker, here: Proc
     with refused(code, field):
         worker.register(*regions.values())
     assert worker.service.status().mapped_bytes == 0
-    assert here.opened == here.closed
+    # The refusal's own traceback may hold a region for a moment longer.
+    assert eventually(lambda: here.opened == here.closed)
     # The session is unharmed, and so is the next CUDA call.
     assert worker.register(*worker.regions().values())
 

@@ -38,8 +38,12 @@ DRAFTS = {
 
 @pytest.fixture(
     scope="module",
-    params=[({}, {}), (IN_PROCESS, DRAFTS)],
-    ids=["spawned, bf16", "in process, fp8_ds_mla, drafts"],
+    params=[
+        pytest.param(({}, {}), id="spawned, bf16"),
+        pytest.param(
+            (IN_PROCESS, DRAFTS), id="in process, fp8_ds_mla, drafts", marks=pytest.mark.slow
+        ),
+    ],
 )
 def pair(
     request: pytest.FixtureRequest,
