@@ -131,6 +131,7 @@ def answer_overwritten(bench: Bench) -> int:
 
 def gate_ended(bench: Bench) -> int:
     """The worker does not come to a layer within the gate's bound."""
+    bench.session.wait_attached(SOON)  # so short a bound may have ended an attachment before
     inputs = bench.batch(Sort())
     with bench.session.step(inputs) as step:
         bench.settle(step.number)
@@ -143,6 +144,7 @@ def gate_ended(bench: Bench) -> int:
 def wait_ended(bench: Bench) -> int:
     """The service stops inside a selection; the worker attaches again afterwards."""
     session = bench.session
+    session.wait_attached(SOON)
     step = session._steps + 1
     bench.engine.before = lambda: _until(lambda: bool(bench.attachment.detached_because))
     with session.step(bench.batch(Sort())) as entered:
