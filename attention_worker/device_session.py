@@ -35,6 +35,7 @@ from indexer_service.kernels.k_cache.layout import check_k_cache
 from indexer_service.kernels.warm_up import Progress, warm_up
 from ipc_handoff import cuda_runtime
 from ipc_handoff.banks import Bank, BankPool, k_cache_region
+from ipc_handoff.detectors import Detector, detectors
 from ipc_handoff.errors import RegionError
 from ipc_handoff.findings import FindingListener
 from ipc_handoff.kernels.worker_memory import WorkerMemory
@@ -127,7 +128,13 @@ class DeviceIndexer(DeviceSteps):
         handoff: DeviceHandoff | None = None
         flags = None
         if terms.shared:
-            memory, bound = WorkerMemory(geometry, device), _wait_bound(settings)
+            bound, enabled = _wait_bound(settings), detectors(settings.detectors)
+            memory = WorkerMemory(
+                geometry,
+                device,
+                checks_generations=Detector.GENERATIONS in enabled,
+                checks_shared_indices=Detector.SHARED_INDICES in enabled,
+            )
             if self.placement is Placement.TIMESLICE:
                 handoff = TimesliceHandoff(memory, bound)
                 flags = handoff.flags

@@ -107,6 +107,7 @@ class DeviceExecutor:
             self._kernels = StepKernels(
                 geometry, device, self._bank.staging_address, self._bank.answers_address,
                 int(self._gate_bound * _NANOSECONDS), self._engine.workspace, self._flags,
+                checks_generations=self._findings.checks_generations,
             )  # fmt: skip
             plan, result = self._kernels.plan, self._kernels.result
             cells = len(self._kernels.stamps_of(0))
@@ -190,8 +191,8 @@ class DeviceExecutor:
             self._after_failure(plan.step, slot)
             raise
         return DeviceStep(
-            plan, report, offsets, slot, self._slots, mark, self._stages, self._gate_bound,
-            self._engine.device, self._findings,
+            plan, report, offsets, self._ordinals, slot, self._slots, mark, self._stages,
+            self._gate_bound, self._engine.device, self._findings,
         )  # fmt: skip
 
     def _check_prepared(self, plan: pb.StepPlan) -> None:

@@ -1,7 +1,7 @@
 """One step on a GPU's stream, from its launch to its report, and the times of its stages."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -11,6 +11,7 @@ from indexer_service.executor import StepCancelled
 from indexer_service.step_findings import StepFindings
 from indexer_service.step_inputs import report_faults
 from indexer_service.step_slots import StepSlot, StepSlots
+from ipc_handoff.generations import Generation
 from ipc_handoff.kernels.clock import ClockOffset, on_the_hosts_clock
 from ipc_handoff.kernels.words import GateEnd
 from ipc_handoff.stages import SERVICE_STAGES
@@ -69,6 +70,7 @@ class DeviceStep:
 
     Args:
         offsets: first row of each request, and the number of rows.
+        ordinals: of the session's layers, by their ids.
         slot: goes back to `slots` when the step is finished.
         mark: behind the step's last copy.
         stages: if times are told at all.
@@ -82,6 +84,7 @@ class DeviceStep:
         plan: pb.StepPlan,
         report: pb.StepReport,
         offsets: Sequence[int],
+        ordinals: Mapping[int, int],
         slot: StepSlot,
         slots: StepSlots,
         mark: Mark,
@@ -93,7 +96,7 @@ class DeviceStep:
         self._device = device
         self._findings = findings
         self._plan, self._report = plan, report
-        self._offsets = offsets
+        self._offsets, self._ordinals = offsets, ordinals
         self._slot, self._slots = slot, slots
         self._mark = mark
         self._stages = stages
@@ -106,7 +109,7 @@ class DeviceStep:
 
     def finish(self) -> None:
         plan, slot = self._plan, self._slot
-        live, reason, answered = slot.live
+        live, reason, answered, seen = slot.live
         faults = slot.faults(plan.requests)
         if self._stages is not None and is_timed(plan):
             self._times = self._stages.of(plan.step, slot.stamps.tolist())
@@ -118,7 +121,16 @@ class DeviceStep:
         if not live:
             if reason == GateEnd.LATE:
                 self._findings.gate_late(plan, self._late_layer(answered), self._gate_bound)
-            raise StepCancelled(_WHY[GateEnd(reason)].format(bound=self._gate_bound))
+            raise StepCancelled(self._why(GateEnd(reason), answered, seen))
+
+    def _why(self, reason: GateEnd, answered: int, seen: Generation) -> str:
+        """Why the step was given up; races are told."""
+        if reason is GateEnd.RACED_INPUTS:
+            return self._findings.inputs_slot(self._plan, seen)
+        if reason is GateEnd.RACED_LAYER:
+            layer = self._plan.layers[answered]
+            return self._findings.layer_slot(self._plan, self._ordinals[layer], seen)
+        return _WHY[reason].format(bound=self._gate_bound)
 
     def _late_layer(self, answered: int) -> int | None:
         """Whose gate it was; of the step's own one and its first layer's is only known that."""

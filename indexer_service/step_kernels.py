@@ -34,8 +34,8 @@ from ipc_handoff.words import WORD_BYTES
 STEP_WORDS = 2
 """int32 words of the step's number, in front of the step's other numbers."""
 
-RESULT_HEAD = 4
-"""int32 words in front of the faults in a result: `Live`, and a gap up to 16 bytes."""
+RESULT_HEAD = 8
+"""int32 words in front of the faults in a result: `Live`, and a gap up to 32 bytes."""
 
 _LAUNCHES_A_LAYER, _LAUNCHES_A_STAGE = 4, 5
 """At the most, where scores and selection are Triton's; a stage includes gathering its keys."""
@@ -95,6 +95,7 @@ class StepKernels:
         gate_bound: nanoseconds after which a gate gives the step up.
         workspace: bytes for temporaries of one window.
         flags: how the stream waits for the worker.
+        checks_generations: whether kernels look whose data the slots hold.
 
     Attributes:
         plan: int32, the step's number and then its numbers (`device_inputs`): written before
@@ -112,6 +113,8 @@ class StepKernels:
         gate_bound: int,
         workspace: int,
         flags: Polling = POLLING,
+        *,
+        checks_generations: bool = True,
     ) -> None:
         self.geometry = geometry
         self.device = device
@@ -124,7 +127,9 @@ class StepKernels:
         self._numbers = self.plan[STEP_WORDS:]
         words = RESULT_HEAD + FAULT_WORDS * requests
         self.result = torch.zeros(words, dtype=torch.int32, device=device)
-        self._memory = ServiceMemory(geometry, device, staging, answers)
+        self._memory = ServiceMemory(
+            geometry, device, staging, answers, checks_generations=checks_generations
+        )
         # Where they travel with the rest, in one copy each way.
         self._memory.step = self.plan[:STEP_WORDS].view(torch.int64)
         self._memory.live = self.result[: len(Live)]
@@ -173,7 +178,7 @@ class StepKernels:
         rows = slice(shape.rows)
         row_ends = self._row_ends[rows] if has_prefill else None
         self._flags.sleep(Gate.PUBLISHED)
-        gate(memory, Gate.PUBLISHED, bound=self._gate_bound)
+        gate(memory, Gate.PUBLISHED, slot=shape.slot, bound=self._gate_bound)
         copy_checked(
             self._inputs, self._numbers, slot.query_start, slot.seq_lens, slot.block_table,
             bucket=shape.requests, pages=min(len(cache) for cache in caches),
@@ -182,7 +187,7 @@ class StepKernels:
         kind = Gate.FIRST_LAYER
         for ordinal, cache in zip(shape.ordinals, caches, strict=True):
             self._flags.sleep(kind, ordinal)
-            gate(memory, kind, ordinal=ordinal, bound=self._gate_bound)
+            gate(memory, kind, slot=shape.slot, ordinal=ordinal, bound=self._gate_bound)
             kind = Gate.LAYER
             enqueue_step(
                 slot.q[rows], slot.weights[rows], cache, self._inputs.seq_lens[requests],
@@ -190,7 +195,7 @@ class StepKernels:
                 decode_requests=shape.decode_requests, rows_per_decode=shape.rows_per_decode,
                 offsets=shape.offsets, length_bounds=shape.length_bounds, row_ends=row_ends,
                 out=self._answers[shape.slot][rows], enabled=memory.enabled,
-                epilogue=self._tells(ordinal),
+                epilogue=self._tells(ordinal, shape.slot),
                 workspace=self._workspace, on_stage=self._progress(spend), impl=TRITON,
             )  # fmt: skip
             self._flags.answered(memory, ordinal)
@@ -205,10 +210,11 @@ class StepKernels:
         """int64: a generation, the step if it still has the place, and a time a layer and stage."""
         return self._stamps[step % DEVICE_STAMPED_STEPS]
 
-    def _tells(self, ordinal: int) -> Epilogue:
+    def _tells(self, ordinal: int, slot: int) -> Epilogue:
         """Rings for a layer when its answer is written."""
         memory = self._memory
-        return Epilogue(tell_layer, telling(memory, ordinal), partial(done, memory, ordinal))
+        alone = partial(done, memory, ordinal, slot)
+        return Epilogue(tell_layer, telling(memory, ordinal, slot), alone)
 
     def _progress(self, spend: Callable[[int], None]) -> Callable[[str], None]:
         """Tells of every window but a layer's last one, of which its bell tells."""

@@ -3,13 +3,28 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from indexer_service.kernels.device_inputs import FAULT_WORDS, faults_of
 from indexer_service.kernels.step import RowFault
 from indexer_service.step_kernels import RESULT_HEAD
+from ipc_handoff.generations import Generation
 from ipc_handoff.kernels.words import Live
+
+
+class StepEnd(NamedTuple):
+    """Attributes:
+    is_live: it was wanted to its end; otherwise `reason` is a `GateEnd`.
+    answered: layers that were. seen: what a slot held, where that is the reason.
+    """
+
+    is_live: bool
+    reason: int
+    answered: int
+    seen: Generation
 
 
 @dataclass(frozen=True)
@@ -24,10 +39,13 @@ class StepSlot:
     stamps: Tensor
 
     @property
-    def live(self) -> Sequence[int]:
-        """The words of `Live`."""
-        words: list[int] = self.result[: len(Live)].tolist()
-        return words
+    def live(self) -> StepEnd:
+        """What the words of `Live` say."""
+        words = self.result[: len(Live)].tolist()
+        (seen,) = self.result[Live.SEEN : Live.SEEN + 2].view(torch.int64).tolist()
+        return StepEnd(
+            bool(words[Live.LIVE]), words[Live.REASON], words[Live.ANSWERED], Generation.of(seen)
+        )
 
     def faults(self, requests: int) -> list[RowFault]:
         """Of the step's requests."""

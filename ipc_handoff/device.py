@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 
 from ipc_handoff.device_layout import DEVICE_LINE
+from ipc_handoff.generations import LAYER_BITS
 
 LINE = tl.constexpr(DEVICE_LINE)
+_LAYERS = tl.constexpr(1 << LAYER_BITS)
 
 _LOOK = tl.constexpr(
     """{
@@ -92,6 +94,18 @@ def int32_at(address):
 def line(base, number):
     """The address of a region's word number `number`."""
     return base + tl.cast(number, tl.int64) * LINE
+
+
+@triton.jit
+def generation(step, ordinal):
+    """Of a slot that holds this step's layer, see `Generation.word`; 1 less: being written."""
+    return (tl.cast(step, tl.int64) * _LAYERS + ordinal) * 2 + 1
+
+
+@triton.jit
+def held(address, asked):
+    """The generation there now; 0, and nothing is read, if nobody has asked."""
+    return tl.load(word(address), mask=asked, other=0, volatile=True)
 
 
 @triton.jit

@@ -22,14 +22,21 @@ class StepFindings:
     """Args:
     detection: which detectors are on, and whom they tell.
     layers: the session's layer ids by ordinal.
+
+    Attributes:
+        layers: those.
     """
 
     def __init__(self, detection: Detection, layers: Sequence[int]) -> None:
         self._detection = detection
-        self._layers = layers
+        self.layers = layers
         self.checks_generations = detection.has(Detector.GENERATIONS)
         self.checks_shared_indices = detection.has(Detector.SHARED_INDICES)
         self._request_ids: dict[int, Sequence[str]] = {}
+
+    def has(self, detector: Detector) -> bool:
+        """Whether it is on."""
+        return self._detection.has(detector)
 
     def begin(self, step: int, inputs: StepInputs) -> None:
         """Remember what the engine calls the step's requests."""
@@ -41,7 +48,7 @@ class StepFindings:
 
     def inputs(self, step: int, epoch: int, inputs: StepInputs, page_size: int) -> None:
         """Positions and slots that contradict lengths and table. Inputs in host memory."""
-        if inputs.positions is None or not self._detection.has(Detector.POSITIONS):
+        if inputs.positions is None or not self.has(Detector.POSITIONS):
             return
         found = wrong_rows(inputs, page_size)
         self._wrong(FindingKind.BAD_POSITION, step, epoch, found.positions)
@@ -49,19 +56,19 @@ class StepFindings:
 
     def _wrong(self, kind: FindingKind, step: int, epoch: int, rows: Sequence[WrongRow]) -> None:
         for row, request, expected, seen in rows:
-            where = (row, self._request(step, request))
-            self._tell(kind, step, epoch, None, _STAGE, str(expected), str(seen), *where)
+            where = (row, self.request(step, request))
+            self.tell(kind, step, epoch, None, _STAGE, str(expected), str(seen), *where)
 
     def report(self, report: pb.StepReport) -> None:
         """Requests that the service did not trust."""
-        if report.faults and self._detection.has(Detector.INPUTS):
-            for finding in fault_findings(report, partial(self._request, report.step)):
+        if report.faults and self.has(Detector.INPUTS):
+            for finding in fault_findings(report, partial(self.request, report.step)):
                 self._detection.listener.found(finding)
 
     def wait_ended(self, step: int, epoch: int, layer: int | None, how: str) -> None:
         """A wait ended without an answer. layer: id; None: it is not known."""
-        if self._detection.has(Detector.WAITS):
-            self._tell(FindingKind.WAIT_ENDED, step, epoch, layer, _WAIT, "an answer", how)
+        if self.has(Detector.WAITS):
+            self.tell(FindingKind.WAIT_ENDED, step, epoch, layer, _WAIT, "an answer", how)
 
     def stale_answer(self, step: int, epoch: int, ordinal: int, seen: Generation) -> None:
         """The answer that was rung is not this layer's, as its slot says."""
@@ -74,21 +81,22 @@ class StepFindings:
     def _slot(
         self, kind: FindingKind, step: int, epoch: int, ordinal: int, seen: Generation
     ) -> None:
-        layer = self._layers[ordinal]
-        expected = named(Generation(step, ordinal), self._layers)
-        self._tell(kind, step, epoch, layer, _HAND_BACK, expected, named(seen, self._layers))
+        layer = self.layers[ordinal]
+        expected = named(Generation(step, ordinal), self.layers)
+        self.tell(kind, step, epoch, layer, _HAND_BACK, expected, named(seen, self.layers))
 
     def shared_index_leak(self, step: int, epoch: int, layer: int, seen: Selection | None) -> None:
         """A layer would attend to what no layer of its step has selected. layer: id."""
         found = f"step {seen.step}, layer {seen.layer}" if seen else "nothing that was handed back"
         kind = FindingKind.SHARED_INDEX_LEAK
-        self._tell(kind, step, epoch, layer, _ATTEND, f"step {step}", found)
+        self.tell(kind, step, epoch, layer, _ATTEND, f"step {step}", found)
 
-    def _request(self, step: int, request: int) -> str:
+    def request(self, step: int, request: int) -> str:
+        """What the engine calls a step's request, or its place in the batch."""
         ids = self._request_ids.get(step, ())
         return ids[request] if request < len(ids) else f"#{request}"
 
-    def _tell(
+    def tell(
         self, kind: FindingKind, step: int, epoch: int, layer: int | None, stage: str,
         expected: str, seen: str, row: int | None = None, request: str | None = None,
     ) -> None:  # fmt: skip

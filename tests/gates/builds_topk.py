@@ -12,7 +12,7 @@ _NUMBERS = dict.fromkeys(("given", "k", "width", "rows", "groups", "skew"), "i32
 _STRIDES = dict.fromkeys(("scores_stride", "out_stride"), "i64")
 
 
-_TELLING = ("*i64", "*i32", "*i64", "*i32", "i64", "i64", "i64", "i32", "i32")
+_TELLING = ("*i64", "*i32", "*i64", "*i32", "i64", "i64", "i64", "i64", "i64", "i32", "i32")
 """Of `done.telling`."""
 
 
