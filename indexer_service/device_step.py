@@ -110,7 +110,7 @@ class DeviceStep:
     def finish(self) -> None:
         plan, slot = self._plan, self._slot
         live, reason, answered, seen = slot.live
-        faults = slot.faults(plan.requests)
+        faults, nan_rows = slot.faults(plan.requests), slot.nan_rows
         if self._stages is not None and is_timed(plan):
             self._times = self._stages.of(plan.step, slot.stamps.tolist())
         self._slots.give_back(slot)
@@ -118,6 +118,10 @@ class DeviceStep:
         if live or answered:  # otherwise a newer step's data may have been what was looked at
             report_faults(self._report, faults, self._offsets)
             self._findings.faults(self._report)
+        for layer in plan.layers[:answered]:
+            row = nan_rows[self._ordinals[layer]]
+            if row is not None:
+                self._findings.nan_row(plan, layer, row, self._offsets)
         if not live:
             if reason == GateEnd.LATE:
                 self._findings.gate_late(plan, self._late_layer(answered), self._gate_bound)

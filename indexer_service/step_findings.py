@@ -24,7 +24,7 @@ class StepFindings:
         self._detection = detection
         self._layers = layers
         self.checks_generations = detection.has(Detector.GENERATIONS)
-        self._counts_nan = detection.has(Detector.NAN_SCORES)
+        self.counts_nan = detection.has(Detector.NAN_SCORES)
 
     def faults(self, report: pb.StepReport) -> None:
         """Requests that the guard of inputs did not trust, as they are reported."""
@@ -55,7 +55,7 @@ class StepFindings:
 
     def nan_rows(self, rows: int) -> torch.Tensor | None:
         """bool [rows] for the engine to mark; None if nobody asks."""
-        return torch.zeros(rows, dtype=torch.bool) if self._counts_nan else None
+        return torch.zeros(rows, dtype=torch.bool) if self.counts_nan else None
 
     def nan_scores(
         self, plan: pb.StepPlan, layer: int, nan_rows: torch.Tensor | None, offsets: torch.Tensor
@@ -64,11 +64,20 @@ class StepFindings:
         if nan_rows is None or not nan_rows.any():
             return
         rows = nan_rows.nonzero().flatten().tolist()
-        request = bisect_right(offsets.tolist(), rows[0]) - 1
-        self._tell(
-            FindingKind.NAN_SCORES, plan, layer, _LOGITS, "numbers", f"NaN in {len(rows)} rows",
-            rows[0], request,
-        )  # fmt: skip
+        self._nan(plan, layer, rows[0], offsets.tolist(), f"NaN in {len(rows)} rows")
+
+    def nan_row(
+        self, plan: pb.StepPlan, layer: int, row: int, offsets: Sequence[int]
+    ) -> None:
+        """The first row that held NaN, where others are not counted. As `nan_scores`."""
+        self._nan(plan, layer, row, offsets, "NaN")
+
+    def _nan(
+        self, plan: pb.StepPlan, layer: int, row: int, offsets: Sequence[int], seen: str
+    ) -> None:
+        request = bisect_right(offsets, row) - 1
+        kind = FindingKind.NAN_SCORES
+        self._tell(kind, plan, layer, _LOGITS, "numbers", seen, row, request)
 
     def _tell(
         self, kind: FindingKind, plan: pb.StepPlan, layer: int | None, stage: str, expected: str,

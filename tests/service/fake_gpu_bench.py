@@ -17,7 +17,8 @@ from indexer_service.executor import StepCancelled
 from indexer_service.runner import RunnerSettings, StepRunner
 from indexer_service.session_regions import DeviceViews
 from indexer_service.step_graphs import buckets
-from indexer_service.step_kernels import STEP_WORDS, StepKernels, StepShape
+from indexer_service.step_kernels import STEP_WORDS, StepKernels, StepShape, nan_words
+from ipc_handoff.kernels.words import GateEnd, Live
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.wakeups import Wakeup
 from tests.service.fake_stream import FakeStream
@@ -67,7 +68,9 @@ class Bench:
                 raise bench.fails
             step = int(kernels.plan[:STEP_WORDS].view(torch.int64))
             bench.launches.append((step, shape))
-            kernels.result[:3] = torch.tensor([1, 1, len(shape.ordinals)], dtype=torch.int32)
+            live = kernels.result[nan_words(len(GEOMETRY.layers)) :]
+            live[Live.LIVE], live[Live.REASON] = 1, GateEnd.PASSED
+            live[Live.ANSWERED] = len(shape.ordinals)
 
         monkeypatch.setattr(StepKernels, "launch", launch)
         monkeypatch.setattr(StepKernels, "give_up", lambda _, step: self.given_up.append(step))
