@@ -38,6 +38,17 @@ _RING = tl.constexpr(
     mov.b32 $0, 0;
     }"""
 )
+_TELL = tl.constexpr(
+    """{
+    .reg .pred first;
+    .reg .b32 thread;
+    mov.u32 thread, %tid.x;
+    setp.eq.u32 first, thread, 0;
+    @first fence.acq_rel.sys;
+    @first st.relaxed.sys.global.u64 [$1], $2;
+    mov.b32 $0, 0;
+    }"""
+)
 _TIME = tl.constexpr("mov.u64 $0, %globaltimer;")
 _FIRST = tl.constexpr(
     """{
@@ -67,6 +78,17 @@ def ring(address, value, PTX: tl.constexpr):
     if PTX:
         tl.inline_asm_elementwise(
             _RING, "=r,l,l,~{memory}", [address, value], dtype=tl.int32, is_pure=False, pack=1
+        )
+    else:
+        tl.atomic_xchg(word(address), value, sem="release", scope="sys")
+
+
+@triton.jit
+def tell(address, value, PTX: tl.constexpr):
+    """As `ring`, for a word that the host alone reads: no kernel starts or goes on by it."""
+    if PTX:
+        tl.inline_asm_elementwise(
+            _TELL, "=r,l,l,~{memory}", [address, value], dtype=tl.int32, is_pure=False, pack=1
         )
     else:
         tl.atomic_xchg(word(address), value, sem="release", scope="sys")

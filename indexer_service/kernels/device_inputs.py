@@ -237,18 +237,17 @@ def copy_checked_kernel(
             used = length
 
         if TELL is not None:
-            row = begin
-            number = reason * tells_faults
+            wrong, wrong_row = reason * tells_faults, begin
             right, found = tl.cast(expected, tl.int64), tl.cast(seen, tl.int64)
             if POSITIONS or SLOTS:  # noqa: SIM102 - decided when compiling
                 if (reason == 0) & (length > 0):
                     tl.debug_barrier()  # the table was copied by all threads
-                    number, row, right, found = first_wrong_row(
+                    wrong, wrong_row, right, found = first_wrong_row(
                         begin, end, length, to, positions, slots, page_size, POSITIONS, SLOTS,
                         COLUMNS,
                     )
-            if number != 0:
-                TELL(number, tl.load(step), -1, row, request, right, found, *tell, PTX)
+            if wrong != 0:
+                TELL(wrong, tl.load(step), -1, wrong_row, request, right, found, *tell, PTX)
 
         if ROW_ENDS:  # noqa: SIM102 - decided when compiling
             if (request >= decode) & ((exact & _HAS_OFFSETS) != 0):

@@ -26,6 +26,7 @@ def _select(
         dict(SMALL=sizes.small, TILE=sizes.tile, CAPACITY=sizes.capacity, BLOCK=sizes.block,
              SAMPLE=sizes.sample,
              MOST_SPLITS=plan.MOST_SPLITS, WARPS=sizes.warps, PTX=True, NAN=not settled,
+             STREAMS_NAN=not settled and sizes.streams_nan,
              SETTLED=settled,
              PDL=architectures[0] >= 90, EPILOGUE=tell_layer if tells else None)
         | ({} if tells else dict(epilogue=None)),

@@ -6,6 +6,7 @@ rows must take, so that none is left out without being noticed.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -65,13 +66,14 @@ def _compare(
     end: list[int] | None = None,
     groups: int = GROUPS,
     ways: tuple[str, ...] = (ROW,),
+    sizes: Sizes = SIZES,
 ) -> None:
     rows = len(scores)
     bounds = [None if b is None else torch.tensor(b, dtype=torch.int32) for b in (start, end)]
     room = torch.full((rows, k + 3), -7, dtype=torch.int32)
     out, expected = room[:, 1 : k + 1], torch.empty((rows, k), dtype=torch.int32)
     arrived = torch.zeros(rows, dtype=torch.int32)
-    plan = Plan(SIZES, splits, rows if splits > 1 else 2, groups)
+    plan = Plan(sizes, splits, rows if splits > 1 else 2, groups)
     seen = NanSeen(torch.zeros(1, dtype=torch.int32), first_row=3)
     with _taking(*ways):
         launch.run(
@@ -214,6 +216,10 @@ _CASES: dict[str, Callable[[], None]] = {
     "NaN in a long row": _long(_nan_at(599), 10, 1, CANDIDATES),
     "NaN in a split of a long row": _long(_nan_at(300), 10, 4, CANDIDATES),
     "NaN, more wanted than a split keeps": _long(_nan_at(499), 200, 2, ROW_AGAIN),
+    "NaN, where no register is left": partial(
+        _compare, _nan_at(300), 10, 4, ways=(CANDIDATES,),
+        sizes=replace(SIZES, streams_nan=False),
+    ),
     "NaN noted by rows": _noted_by_rows,
     "bounds": partial(_bounds, 1),
     "bounds, in splits": partial(_bounds, 2),

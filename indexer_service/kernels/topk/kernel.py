@@ -72,7 +72,7 @@ def topk_kernel(
     width, rows, groups, skew, scores_stride: tl.int64, out_stride: tl.int64, mark,
     SMALL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, SAMPLE: tl.constexpr,
     CAPACITY: tl.constexpr, MOST_SPLITS: tl.constexpr, WARPS: tl.constexpr, PTX: tl.constexpr,
-    NAN: tl.constexpr, SETTLED: tl.constexpr, PDL: tl.constexpr, EPILOGUE: tl.constexpr = None, epilogue=None,
+    NAN: tl.constexpr, STREAMS_NAN: tl.constexpr, SETTLED: tl.constexpr, PDL: tl.constexpr, EPILOGUE: tl.constexpr = None, epilogue=None,
 ):  # fmt: skip
     """Indices of the k largest scores of each row, ascending, -1 at the tail.
 
@@ -86,7 +86,8 @@ def topk_kernel(
     arrived: int32 [rows], zero, and so again at the end. Launched for (programs, splits): programs
     take rows in turns, and there is one for each row unless there is one split.
     candidates: fp32 [programs, splits, 2, GROUP * groups], counts: int32 [programs, splits].
-    NAN: int32 `nan` becomes at least mark - r if a score of row r is NaN.
+    NAN: int32 `nan` becomes at least mark - r if a score of row r is NaN; STREAMS_NAN: that is seen
+    while a row is streamed.
     EPILOGUE: called as EPILOGUE(programs, PTX, *epilogue) by `programs` programs, each when it has
     stored its rows, unless `enabled` is 0; whoever is the last of them comes behind all stores.
     """
@@ -141,7 +142,7 @@ def topk_kernel(
             kept = mine + split.to(tl.int64) * (2 * capacity)
             count, all_kept = find_candidates(
                 base, begin, until, first, length, k, kept, groups, nan, mark - row, SAMPLE, BLOCK,
-                WARPS, CAPACITY, NAN, PTX,
+                WARPS, CAPACITY, STREAMS_NAN, PTX,
             )  # fmt: skip
             tl.store(counts_here + split, count)
             tl.debug_barrier()  # all threads' candidates, before one thread tells
@@ -166,7 +167,7 @@ def topk_kernel(
                 NAN, PTX,
             )  # fmt: skip
         if NAN:  # noqa: SIM102 - decided when compiling
-            if (source == ROW_IN_MEMORY) & (k > capacity):
+            if present & (split == 0) & (last > SMALL) & ((k > capacity) | (not STREAMS_NAN)):
                 tell_nan_in_memory(base + first, length, nan, mark - row, BLOCK // 4)
         if (source == ROW_IN_MEMORY) | (source == CANDIDATES_IN_MEMORY):
             listed = source == CANDIDATES_IN_MEMORY

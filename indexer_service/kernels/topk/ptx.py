@@ -99,10 +99,9 @@ def keys(scores: list[str]) -> list[str]:
 
 
 @triton.constexpr_function
-def nan_among(scores: list[str], *, is_first: bool = False) -> list[str]:
-    """NaN in `worst` if one of the scores is, or was before, unless these are the first ones."""
-    first = ["mov.b32 worst, 0;"] if is_first else []
-    return first + [f"max.NaN.f32 worst, worst, {score};" for score in scores]
+def nan_among(scores: list[str]) -> list[str]:
+    """NaN in `worst` if it is there already, or if one of the scores is."""
+    return [f"max.NaN.f32 worst, worst, {score};" for score in scores]
 
 
 @triton.constexpr_function

@@ -81,7 +81,7 @@ def candidates(sample: int, warps: int, slack: int, capacity: int, tells_nan: bo
             "shl.b32 room, $7, 2;",
             "setp.eq.u32 one_lane, lane, 0;",
             "mov.u32 at_list, list;",
-            "mov.b32 worst, 0;",
+            *(["mov.b32 worst, 0;"] if tells_nan else []),
             "WINDOW:",
             f"add.s32 last, window, {WINDOW};",
             "min.s32 last, last, until;",

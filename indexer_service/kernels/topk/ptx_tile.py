@@ -97,7 +97,8 @@ def _tile(vectors: int, warps: int, name: str, tells_nan: bool) -> list[str]:
             *load_four(four, "$1", "position", "$2", "$3", f"{name}_LOADED{r}"),
         ]
     if tells_nan:  # candidates are none
-        lines += [*nan_among(elements, is_first=True), *tell_nan("$10", "$11")]
+        first, *rest = elements
+        lines += [f"mov.b32 worst, {first};", *nan_among(rest), *tell_nan("$10", "$11")]
     lines += [f"bra.uni {name}_LOADED;", f"{name}_LISTS:"]
     for r in range(vectors):
         lines += _load_candidates(r, threads, name, vectors <= _KEPT)
