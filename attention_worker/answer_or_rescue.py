@@ -24,8 +24,8 @@ _SM120, _REGISTERS = 120, 168
     do_not_specialize_on_alignment=(*POINTERS, "state", "decision", "found", "entries"),
 )
 def answer_or_rescue_kernel(
-    state, decision, found, entries, ordinal, q, cache, weights, seq_lens, table, scores, enabled, out, heads,
-    pages, limit, page_stride: tl.int64, weight_row: tl.int64, weight_head: tl.int64,
+    state, decision, found, entries, ordinal, q, cache, weights, seq_lens, table, scores, enabled,
+    out, heads, pages, limit, page_stride: tl.int64, weight_row: tl.int64, weight_head: tl.int64,
     table_row: tl.int64, table_column: tl.int64, score_row: tl.int64, k, out_stride: tl.int64,
     NEXT_N: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, HEADS: tl.constexpr,
     D: tl.constexpr, PAGE: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -67,7 +67,8 @@ def answer_or_rescue(memory: WorkerMemory, inputs: dict[str, Any], *, ordinal: i
         **arguments(**inputs), K=k,
         BACK=min(BLOCK, triton.next_power_of_2(k)),
         VECTOR=together(out.data_ptr(), out.stride(0) * INDEX_BYTES, k * INDEX_BYTES),
-        CHECKED=memory.checks_generations, PDL=dependent, launch_pdl=dependent, maxnreg=most_registers(architecture(memory.device)),
+        CHECKED=memory.checks_generations, PDL=dependent, launch_pdl=dependent,
+        maxnreg=most_registers(architecture(memory.device)),
     )  # fmt: skip
 
 

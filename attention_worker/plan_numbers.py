@@ -5,7 +5,6 @@ import torch
 from indexer_client.inputs import StepInputs
 from indexer_service.kernels.device_inputs import numbers_size, pack_numbers
 
-
 _STEP_WORDS = 2
 """int32 words of the step, in front of its numbers: they travel together."""
 

@@ -232,7 +232,9 @@ class DeviceExecutor:
             else:
                 kernels.launch(self._shape(plan, offsets), caches, budget.spend)
             budget.spend(_LAUNCHES_A_STEP)
-            words = len(slot.result) - FAULT_WORDS * (self._at.geometry.max_requests - plan.requests)
+            words = len(slot.result) - FAULT_WORDS * (
+                self._at.geometry.max_requests - plan.requests
+            )
             slot.result[:words].copy_(kernels.result[:words], non_blocking=True)
             if self._stages is not None and is_timed(plan):
                 slot.stamps.copy_(kernels.stamps_of(plan.step), non_blocking=True)

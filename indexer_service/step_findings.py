@@ -66,9 +66,7 @@ class StepFindings:
         rows = nan_rows.nonzero().flatten().tolist()
         self._nan(plan, layer, rows[0], offsets.tolist(), f"NaN in {len(rows)} rows")
 
-    def nan_row(
-        self, plan: pb.StepPlan, layer: int, row: int, offsets: Sequence[int]
-    ) -> None:
+    def nan_row(self, plan: pb.StepPlan, layer: int, row: int, offsets: Sequence[int]) -> None:
         """The first row that held NaN, where others are not counted. As `nan_scores`."""
         self._nan(plan, layer, row, offsets, "NaN")
 

@@ -243,7 +243,15 @@ def copy_checked_kernel(
                 if (reason == 0) & (length > 0):
                     tl.debug_barrier()  # the table was copied by all threads
                     wrong, wrong_row, right, found = first_wrong_row(
-                        begin, end, length, to, positions, slots, page_size, POSITIONS, SLOTS,
+                        begin,
+                        end,
+                        length,
+                        to,
+                        positions,
+                        slots,
+                        page_size,
+                        POSITIONS,
+                        SLOTS,
                         COLUMNS,
                     )
             if wrong != 0:

@@ -81,7 +81,13 @@ def tell_layer(
 
 @triton.jit(
     do_not_specialize=(
-        "answers", "ordinal", "staged", "answer", "stamps", "stamped", "stamp_stride",
+        "answers",
+        "ordinal",
+        "staged",
+        "answer",
+        "stamps",
+        "stamped",
+        "stamp_stride",
     ),
     do_not_specialize_on_alignment=("step_word", "live", "progress", "arrived"),
 )

@@ -152,9 +152,7 @@ def gate_kernel(
             ring(line(answers, CANCELLED), step, PTX)
 
 
-def gate(
-    memory: ServiceMemory, kind: Gate, *, slot: int, ordinal: int = 0, bound: int
-) -> None:
+def gate(memory: ServiceMemory, kind: Gate, *, slot: int, ordinal: int = 0, bound: int) -> None:
     """Gate the stream until the worker has written the stream's step; can be captured.
 
     Args:
@@ -165,6 +163,7 @@ def gate(
     dependent = dependent_launch(memory.device)
     gate_kernel[(1,)](
         memory.step, memory.live, memory.closing, memory.staging, memory.answers,
-        memory.looked_at(slot), memory.answer_at(slot), int(kind), ordinal, bound, *memory.stamp_numbers, memory.cells,
+        memory.looked_at(slot), memory.answer_at(slot), int(kind), ordinal, bound,
+        *memory.stamp_numbers, memory.cells,
         PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
     )  # fmt: skip

@@ -119,5 +119,6 @@ def hand_back(memory: WorkerMemory, out: Tensor, *, ordinal: int) -> None:
         memory.state, memory.decision, memory.found.count, memory.found.entries, out, rows,
         ordinal, out.stride(0), TOGETHER=each, K=k,
         BLOCK=min(BLOCK, triton.next_power_of_2(k)), VECTOR=vector,
-        CHECKED=memory.checks_generations, PTX=memory.is_cuda, PDL=dependent, num_warps=_WARPS, launch_pdl=dependent,
+        CHECKED=memory.checks_generations, PTX=memory.is_cuda, PDL=dependent, num_warps=_WARPS,
+        launch_pdl=dependent,
     )  # fmt: skip

@@ -54,7 +54,9 @@ class ServiceMemory:
 
     def looked_at(self, slot: int) -> int:
         """The address of a staging slot; 0: nobody looks whose data it holds."""
-        return self.staging + self.geometry.device.staging_at(slot) if self._checks_generations else 0
+        return (
+            self.staging + self.geometry.device.staging_at(slot) if self._checks_generations else 0
+        )
 
     @property
     def stamp_numbers(self) -> tuple[int, int, int]:

@@ -185,7 +185,7 @@ def wait_kernel(
             count = tl.load(told + TOLD_CANCELLED)
             tl.debug_barrier()
             tl.store(told + TOLD_CANCELLED, count + 1)
-        if CHECKED:  # noqa: SIM102 - decided when compiling
+        if CHECKED:
             if (end == STALE) | (end == OVERWRITTEN):
                 kind = tl.where(end == STALE, STALE_ANSWER, OVERWRITTEN_ANSWER)
                 tell_found(kind, step, ordinal, -1, -1, wanted, seen, found, entries, PTX)

@@ -11,7 +11,8 @@ _NEW = tuple(arch for arch in ARCHITECTURES if arch >= 90)
 
 _TYPES = (
     dict.fromkeys((
-            "state", "order", "told", "step_word", "closing", "progress", "begun", "found", "entries",
+            "state", "order", "told", "step_word", "closing", "progress", "begun", "found",
+            "entries",
         ),
         "*i64",
     )
@@ -29,8 +30,8 @@ _TYPES = (
     | dict.fromkeys(
         (
             "step", "attachment", "table_stride", "staging", "answers", "staging_slot",
-            "answer_slot", "staged", "answer", "query_start_at", "seq_lens_at", "table_at", "stamps", "stamp_stride",
-            "q_stride", "weights_stride", "q_at", "weights_at", "bound", "out_stride",
+            "answer_slot", "staged", "answer", "query_start_at", "seq_lens_at", "table_at",
+            "stamps", "stamp_stride", "q_stride", "weights_stride", "q_at", "weights_at", "bound", "out_stride",
         ),
         "i64",
     )

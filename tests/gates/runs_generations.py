@@ -1,4 +1,4 @@
-"""What is interpreted of generations: who reads a slot that holds another's data sees it, and says so.
+"""What is interpreted of generations: who reads a slot with another's data sees it, and says so.
 
 Each case is a race that is made by hand between two launches of a step that is right otherwise.
 """
@@ -120,7 +120,7 @@ def _answered(rows: int) -> tuple[Both, Tensor]:
 
 
 def stale_answer(together: bool, found: Generation) -> None:
-    """The bell is right, the slot is not: the layer is computed inline, and the rest of the step."""
+    """The bell is right, the slot is not: this layer and those behind it are computed inline."""
     both, out = _answered(1 if together else 5)
     _word(both, both.answers, SlotLine.LAYER).fill_(found.word)
     wait(both.worker, ordinal=0, bound=0, out=out if together else None)

@@ -100,7 +100,9 @@ def _select(
         Plan(SIZES, splits, rows if splits > 1 else min(rows, 2), GROUPS), scores.flatten(), k,
         both.answer(STEP)[:rows], row_at=at, row_end=ends,
         arrived=torch.zeros(rows, dtype=torch.int32), enabled=both.service.enabled,
-        epilogue=Epilogue(done.tell_layer, done.telling(both.service, 1, STEP % GEOMETRY.slots), lambda: None),
+        epilogue=Epilogue(
+            done.tell_layer, done.telling(both.service, 1, STEP % GEOMETRY.slots), lambda: None
+        ),
     )  # fmt: skip
     expected = torch.empty((rows, k), dtype=torch.int32)
     reference.select(scores, k, None, ends, expected)

@@ -154,7 +154,7 @@ def faults() -> None:
 
 
 def another_layer_is_staged_meanwhile() -> None:
-    """The worker did not wait for its answer: the layer behind comes over the one that is scored."""
+    """The worker did not wait for its answer: the next layer comes over the one that is scored."""
     bench = Bench()
     step = bench.worker.make([1, 1], [100, 50])
     real = step_kernels.enqueue_step
@@ -343,14 +343,22 @@ def _planted() -> Iterator[tuple[Any, ...]]:
     yield "faults are not looked at", faults, step_kernels, "copy_checked", _unchecked
     blind = property(lambda self: lambda slot: 0)
     for case in (another_layer_is_staged_meanwhile, inputs_of_a_later_step):
-        yield f"whose data it is not looked at: {case.__name__}", case, ServiceMemory, "looked_at", blind
+        yield (
+            f"whose data it is not looked at: {case.__name__}",
+            case,
+            ServiceMemory,
+            "looked_at",
+            blind,
+        )
     yield "scores are not looked at", nan_scores, step_kernels, "NanSeen", lambda word: None
     yield "nor of a publish race", publish_race, step_kernels, "copy_checked", _unchecked
 
 
 def _no_gate(memory: Any, kind: Any, **_: Any) -> None:
     """As if the words were right."""
-    memory.live[:] = torch.tensor([1, 1, 0, 0, int(memory.live[4]) if kind else 0], dtype=torch.int32)
+    memory.live[:] = torch.tensor(
+        [1, 1, 0, 0, int(memory.live[4]) if kind else 0], dtype=torch.int32
+    )
 
 
 def _mixed_always(geometry: HandoffGeometry) -> list[StepShape]:

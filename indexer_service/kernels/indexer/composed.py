@@ -142,9 +142,7 @@ def select_ragged(
     _hand_over(answer, enabled, out)
 
 
-def _note_nan(
-    nan_rows: Tensor | None, nan: NanSeen | None, rows: slice, scores: Tensor
-) -> None:
+def _note_nan(nan_rows: Tensor | None, nan: NanSeen | None, rows: slice, scores: Tensor) -> None:
     """The largest of a row's scores is NaN if one of them is: a single pass over them."""
     if nan_rows is None and nan is None:
         return

@@ -73,9 +73,7 @@ def find_candidates(
         keys = keys_of(tl.load(base + first + place))
         # A sample of which all are wanted says nothing about the scores below it.
         pivot = score_of(threshold(keys, rank, SLACK)[0])
-        count = _keep(
-            base, at, until, first, pivot, kept, groups * GROUP, nan, mark, NAN, BLOCK
-        )
+        count = _keep(base, at, until, first, pivot, kept, groups * GROUP, nan, mark, NAN, BLOCK)
         return count, pivot == LOWEST
 
 

@@ -54,7 +54,8 @@ def candidates(sample: int, warps: int, slack: int, capacity: int, tells_nan: bo
             f".reg .b32 key<{len(keyed)}>, {', '.join(f'{name}<{_LOADS}>' for name in _BUFFERS)};",
             f".reg .b32 spot<{_GATHERED}>, score<{_GATHERED}>;",
             ".reg .b32 hash, pivot, count, window, limit, until, ahead, at_map, at_list;",
-            ".reg .b32 word0, word1, word2, word3, set, bit, unit, begin, units, last, slot, room, worst;",
+            ".reg .b32 word0, word1, word2, word3, set, bit, unit, begin, units, last, slot, room;",
+            ".reg .b32 worst;",
             f".reg .pred inside, outside, one_lane, there<{_GATHERED}>;",
         ],
         # The pivot waits for its sample. Behind that, the first scores are on their way meanwhile.
