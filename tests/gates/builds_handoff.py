@@ -31,7 +31,8 @@ _TYPES = (
         (
             "step", "attachment", "table_stride", "staging", "answers", "staging_slot",
             "answer_slot", "staged", "answer", "query_start_at", "seq_lens_at", "table_at",
-            "stamps", "stamp_stride", "q_stride", "weights_stride", "q_at", "weights_at", "bound", "out_stride",
+            "stamps", "stamp_stride", "q_stride",
+            "weights_stride", "q_at", "weights_at", "bound", "out_stride",
         ),
         "i64",
     )

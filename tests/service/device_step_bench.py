@@ -69,7 +69,7 @@ class Bench:
         return tensor_at(region + number * DEVICE_LINE, (1,), torch.int64, CPU)
 
     def run(self, step: HandStep, *, staged: int | None = None) -> pb.StepReport:
-        """Publish, stage `staged` layers (all), begin and finish; the report says why it was not."""
+        """Publish, stage `staged` layers (all), begin and finish; cancelled: see the report."""
         self.worker.publish(step)
         self.answers(step.plan.step).fill_(UNWRITTEN)
         with self.staging(step, staged):

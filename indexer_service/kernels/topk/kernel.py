@@ -72,7 +72,8 @@ def topk_kernel(
     width, rows, groups, skew, scores_stride: tl.int64, out_stride: tl.int64, mark,
     SMALL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, SAMPLE: tl.constexpr,
     CAPACITY: tl.constexpr, MOST_SPLITS: tl.constexpr, WARPS: tl.constexpr, PTX: tl.constexpr,
-    NAN: tl.constexpr, STREAMS_NAN: tl.constexpr, SETTLED: tl.constexpr, PDL: tl.constexpr, EPILOGUE: tl.constexpr = None, epilogue=None,
+    NAN: tl.constexpr, STREAMS_NAN: tl.constexpr, SETTLED: tl.constexpr,
+    PDL: tl.constexpr, EPILOGUE: tl.constexpr = None, epilogue=None,
 ):  # fmt: skip
     """Indices of the k largest scores of each row, ascending, -1 at the tail.
 
