@@ -176,8 +176,7 @@ class DeviceSteps(WorkerSession):
         self._record(inputs, self.geometry.layers)
         if self._device_traces is not None:
             self._device_traces.end_step()
-        self._look_after_attachment()
-        self._device_findings.tell(self.epoch or 0)
+        self.look()
         before = self._attachment
         begun = self._next_step(inputs)
         is_posted = False
@@ -278,6 +277,12 @@ class DeviceSteps(WorkerSession):
                 )
             return StepShape.of_decodes(rows, shape.rows_per_decode, self.geometry.max_context)
         return shape
+
+    def look(self) -> None:
+        """Tell what was found so far, as the next step would; never waits. Between steps."""
+        self._check_process()
+        self._device_findings.tell(self.epoch or 0)
+        self._look_after_attachment()
 
     def _look_after_attachment(self) -> None:
         """At the end of a step: what device and service have told about the attachment."""
