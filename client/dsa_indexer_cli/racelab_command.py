@@ -1,6 +1,7 @@
 """`dsa-indexer racelab`: races on purpose, and whether the detectors name them."""
 
 import logging
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -55,7 +56,8 @@ def racelab(
         }
         words = [str(word) for option in options.items() for word in option]
         try:
-            ended = run_under_mps(["racelab", *words, *as_json * ["--json"]])
+            words += as_json * ["--json"]
+            ended = run_under_mps([sys.executable, "-m", "dsa_indexer_cli", "racelab", *words])
         except RuntimeError as error:
             fail(str(error))
         raise typer.Exit(ended)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 
@@ -18,8 +17,8 @@ def is_served() -> bool:
     return mps_pipe().exists()
 
 
-def run_under_mps(arguments: Sequence[str]) -> int:
-    """`dsa-indexer` with such arguments, in a process under a daemon of its own; its exit status.
+def run_under_mps(command: Sequence[str]) -> int:
+    """A command in a process under a daemon of its own; its exit status.
 
     In a process, since a daemon must not end before those that have a context under it.
 
@@ -40,7 +39,6 @@ def run_under_mps(arguments: Sequence[str]) -> int:
         if started.returncode:
             raise RuntimeError(f"device: {_CONTROL} -d: {started.stderr.strip()} (fix: as it says)")
         try:
-            command = [sys.executable, "-m", "dsa_indexer_cli", *arguments]
             return subprocess.run(command, env=environment).returncode
         finally:
             subprocess.run(
