@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,19 +122,46 @@ def test_without_a_daemon_the_lab_runs_under_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls = tmp_path / "calls"
-    _control(
-        tmp_path, f'echo "$1:$CUDA_MPS_PIPE_DIRECTORY" >> {calls}; [ -n "$1" ] || cat >> {calls}'
-    )
+    told = f'echo "$1:$CUDA_MPS_PIPE_DIRECTORY" >> {calls}; [ -n "$1" ] || cat >> {calls}'
+    _control(tmp_path, f'touch "$CUDA_MPS_PIPE_DIRECTORY/control"; {told}')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "nobody"))
     assert not mps.is_served()
-    # A command that fails at once, in the child.
-    done = CliRunner().invoke(app, ["racelab", "--device", "cuda", "--seconds", "1"])
-    assert done.exit_code == 1
+    program = "import sys; from dsa_indexer_cli.racelab import mps; sys.exit(40 + mps.is_served())"
+    assert mps.run_under_mps([sys.executable, "-c", program]) == 41
     began, ended, words = calls.read_text().split()
     assert began.startswith("-d:") and ended == began.removeprefix("-d")
     assert str(tmp_path / "nobody") not in began
     assert words == "quit"
+
+
+def test_a_daemon_that_does_not_listen_is_not_taken_for_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is run would start another one, and so on."""
+    _control(tmp_path, "true")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(mps, "_LISTENS_SECONDS", 0.1)
+    with pytest.raises(RuntimeError, match="does not listen"):
+        mps.run_under_mps(["false"])
+
+
+def test_the_command_goes_on_under_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(racelab_command, "is_served", lambda: False)
+    monkeypatch.setattr(racelab_command, "run_under_mps", lambda words: asked.append(words) or 1)
+    options = ["--device", "cuda", "--provocations", "7", "--clean-steps", "0", "--json"]
+    done = CliRunner().invoke(app, ["racelab", *options])
+    assert done.exit_code == 1
+    (words,) = asked
+    assert words[1:4] == ["-m", "dsa_indexer_cli", "racelab"]
+    assert dict(zip(words[4:-1:2], words[5:-1:2], strict=True)) == {
+        "--device": "cuda",
+        "--provocations": "7",
+        "--clean-steps": "0",
+        "--seconds": "220.0",
+    }
+    assert words[-1] == "--json"
 
 
 def test_no_daemon_and_none_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from dsa_indexer_cli.doctor_gpus import mps_pipe
 
 _CONTROL = "nvidia-cuda-mps-control"
-_SECONDS = 30
+_SECONDS, _LISTENS_SECONDS = 30, 30.0
 
 
 def is_served() -> bool:
@@ -39,8 +41,18 @@ def run_under_mps(command: Sequence[str]) -> int:
         if started.returncode:
             raise RuntimeError(f"device: {_CONTROL} -d: {started.stderr.strip()} (fix: as it says)")
         try:
+            _wait_until_it_listens(Path(folder))
             return subprocess.run(command, env=environment).returncode
         finally:
             subprocess.run(
                 [_CONTROL], input=b"quit\n", env=environment, check=False, timeout=_SECONDS
             )
+
+
+def _wait_until_it_listens(folder: Path) -> None:
+    """What is run would look for a daemon, and find none, and start one."""
+    deadline = time.monotonic() + _LISTENS_SECONDS
+    while not (folder / mps_pipe().name).exists():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"device: {_CONTROL} -d: does not listen (fix: see its log)")
+        time.sleep(0.01)
