@@ -99,6 +99,7 @@ class DeviceHandoff:
             shape = (min(rows, memory.geometry.max_rows), memory.geometry.top_k)
             out = torch.empty(shape, dtype=torch.int32, device=memory.device)
             hand_back(memory, out, ordinal=0)
+        self.share(0, out)
 
     def start(self) -> None:
         self._watchdog.start()

@@ -139,8 +139,10 @@ class DeviceSteps(WorkerSession):
         )
         if self._handoff is not None:
             self._handoff.warm_up(nothing)
-        for is_posted in (True, False):
-            self._inline.take(nothing, 0, self._device_findings.looks(is_posted))
+        row = torch.zeros(1, dtype=torch.int64, device=device)
+        for inputs in (nothing, replace(nothing, positions=row, slots=row - 1)):
+            for is_posted in (True, False):
+                self._inline.take(inputs, 0, self._device_findings.looks(is_posted))
         for each in next_n:
             for requests in (1, 2, 4, 8, 16):
                 rows = requests * each
