@@ -24,8 +24,10 @@ from indexer_service.metrics import StepMetrics
 from indexer_service.server import run
 from indexer_service.settings import Settings
 from ipc_handoff.findings import Finding, FindingKind
+from ipc_handoff.telemetry import metrics as otel_metrics
 from ipc_handoff.telemetry.catalogue import METRICS, Kind
 from ipc_handoff.telemetry.metrics import Metrics, start
+from ipc_handoff.telemetry.prometheus import PrometheusText
 from ipc_handoff.telemetry.settings import MetricSettings
 from tests.support.plants import Pair, pair
 from tests.support.processes import ServiceProcess
@@ -211,6 +213,35 @@ def test_an_otlp_endpoint_gets_the_metrics(monkeypatch: pytest.MonkeyPatch) -> N
     metrics.close()
     server.stop(None)
     assert receiver.names == {"ours": {"dsa_indexer_findings"}}
+
+
+class Late(InMemoryMetricReader):
+    """A reader that a collector has kept for too long."""
+
+    def shutdown(self, timeout_millis: float = 0, **_: Any) -> None:
+        raise RuntimeError("deadline exceeded")
+
+
+def test_metrics_that_nobody_takes_are_logged_and_the_port_is_free_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra `prometheus`")
+    text = PrometheusText("127.0.0.1", 0)
+    Metrics(MetricSettings("x", port=0), [Late(), text.reader], text).close()
+    assert "deadline exceeded" in caplog.text
+    PrometheusText("127.0.0.1", text.port).close()
+
+
+def test_a_port_that_is_taken_leaves_no_reader_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra `prometheus`")
+    begun: list[str] = []
+    monkeypatch.setattr(otel_metrics, "PeriodicExportingMetricReader", begun.append)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "console")
+    holder = PrometheusText("127.0.0.1", 0)
+    with pytest.raises(OSError, match="in use"):
+        start(MetricSettings("x", port=holder.port))
+    assert not begun
+    holder.close()
 
 
 def _scraped(port: int) -> str:
