@@ -98,7 +98,7 @@ class DeviceStep:
         self._mark = mark
         self._stages = stages
         self._gate_bound = gate_bound
-        self._times: StepTimes | None = None
+        self._times: StepTimes | None = StepTimes(())
 
     def is_finished(self) -> bool:
         with told_when_lost(self._device):

@@ -47,7 +47,9 @@ def test_the_bits_are_those_of_select_step(recording: Recording, inputs: StepInp
     assert [set(row) for row in ours.tolist()] == [set(row) for row in theirs.tolist()]
 
 
-def test_a_bad_request_answers_minus_one_and_is_told(recording: Recording, inputs: StepInputs) -> None:
+def test_a_bad_request_answers_minus_one_and_is_told(
+    recording: Recording, inputs: StepInputs
+) -> None:
     told: list[tuple[int, list[RowFault]]] = []
     selector = InlineSelector(
         {4: recording.decode.k_cache}, TOP_K, on_faults=lambda *fault: told.append(fault)
@@ -94,7 +96,9 @@ def test_offsets_that_the_cpu_knows_spare_the_requests_beside_a_torn_one(
     assert told == [(4, [RowFault(1, "query_offsets", 2, 3)])]
 
 
-def test_the_shortest_cache_bounds_the_pages_of_all(recording: Recording, inputs: StepInputs) -> None:
+def test_the_shortest_cache_bounds_the_pages_of_all(
+    recording: Recording, inputs: StepInputs
+) -> None:
     cache = recording.decode.k_cache
     selector = InlineSelector({4: cache, 5: cache[:11]}, TOP_K)
     ours = select(selector, recording, inputs)

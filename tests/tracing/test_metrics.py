@@ -20,6 +20,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client import ClientSettings, Session, Source
 from indexer_client.metrics import start_metrics
 from indexer_service.errors import StartError
+from indexer_service.events import FinishedStep
 from indexer_service.metrics import StepMetrics
 from indexer_service.server import run
 from indexer_service.settings import Settings
@@ -112,6 +113,18 @@ def test_counters_count_what_happened(tmp_path: Path) -> None:
         assert worker.values("dsa_indexer_traces") == {"kept": 7, "dropped": 0}
         assert eventually(lambda: service.values("dsa_indexer_traces")["kept"] == 6)
         assert worker.values("dsa_indexer_lost_stamps") == {"worker": 0}
+
+
+def test_a_step_without_times_has_lost_none(tmp_path: Path) -> None:
+    service = Told("service")
+    metrics = StepMetrics(service.metrics)
+    plan = pb.StepPlan(step=9, trace=pb.TraceContext(trace_id=b"1" * 16))
+    report = pb.StepReport(step=9, status=pb.STEP_STATUS_CANCELLED)
+    metrics.step_finished(FinishedStep(plan, report, (), []))
+    assert service.values("dsa_indexer_steps") == {"cancelled": 1}
+    assert "dsa_indexer_lost_stamps" not in service.points()
+    metrics.step_finished(FinishedStep(plan, report, None, []))
+    assert service.values("dsa_indexer_lost_stamps") == {"service": 1}
 
 
 def test_a_finding_in_the_service_is_counted_by_kind() -> None:
@@ -319,7 +332,7 @@ def test_every_metric_is_emitted_and_no_other(tmp_path: Path) -> None:
         metrics = StepMetrics(service.metrics)
         metrics.found(a_finding(running))
         plan = pb.StepPlan(step=9, trace=pb.TraceContext(trace_id=b"1" * 16))
-        metrics.step_finished(plan, pb.StepReport(step=9, fault_count=2), None, [])
+        metrics.step_finished(FinishedStep(plan, pb.StepReport(step=9, fault_count=2), None, []))
         assert eventually(lambda: service.values("dsa_indexer_stage"))
         for side, told in (("worker", worker), ("service", service)):
             expected = {metric.name for metric in METRICS if side in metric.sides}
