@@ -199,7 +199,7 @@ class StepKernels:
     def give_up(self, step: int) -> None:
         """Tell the worker that a step that was not launched is not answered."""
         self._cancelled.fill_(step)
-        self._flags.given_up()
+        self._flags.given_up(self._memory, step)
 
     def stamps_of(self, step: int) -> Tensor:
         """int64: a generation, the step if it still has the place, and a time a layer and stage."""
