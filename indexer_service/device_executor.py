@@ -162,6 +162,7 @@ class DeviceExecutor:
                 # looks at answers of no step.
                 for shape in first_shapes(geometry):
                     kernels.launch(shape, caches[:1])
+                kernels.make_give_up()
                 capturing.synchronize()
             self._prepared.add(rows_per_decode)
 

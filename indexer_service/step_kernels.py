@@ -201,6 +201,10 @@ class StepKernels:
         self._cancelled.fill_(step)
         self._flags.given_up(self._memory, step)
 
+    def make_give_up(self) -> None:
+        """Have what `give_up` launches made: of no step, nobody is told."""
+        self._flags.given_up(self._memory, 0)
+
     def stamps_of(self, step: int) -> Tensor:
         """int64: a generation, the step if it still has the place, and a time a layer and stage."""
         return self._stamps[step % DEVICE_STAMPED_STEPS]
