@@ -10,10 +10,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 pytest.importorskip("triton", reason="Triton exists on Linux only")
 
 from dsa_indexer.v1 import indexer_pb2 as pb
-from indexer_service import device_step
 from indexer_service.device_step import StageTimes
 from indexer_service.events import FinishedStep
 from indexer_service.telemetry import StepTelemetry
+from ipc_handoff.kernels import clock
 from ipc_handoff.kernels.clock import ClockOffset
 from ipc_handoff.stages import SERVICE_SPANS, SERVICE_STAGES
 from ipc_handoff.stamps import StepTimes
@@ -28,7 +28,7 @@ class Clocks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.looks = 100.0, 0
-        monkeypatch.setattr(device_step, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def look(self) -> ClockOffset:
         self.looks += 1
