@@ -18,7 +18,7 @@ from indexer_service.executor import StepCancelled
 from indexer_service.runner import RunnerSettings, StepRunner
 from indexer_service.session_regions import DeviceViews
 from indexer_service.step_graphs import buckets
-from indexer_service.step_kernels import STEP_WORDS, StepKernels, StepShape
+from indexer_service.step_kernels import STEP_WORDS, LaunchShape, StepKernels
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.telemetry.attributes import Times
 from ipc_handoff.wakeups import Wakeup
@@ -69,12 +69,12 @@ class Bench:
     """A runner with a fake GPU, and what it reported, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.launches: list[tuple[int, StepShape]] = []
+        self.launches: list[tuple[int, LaunchShape]] = []
         self.fails: Exception | None = None
         self.given_up: list[int] = []
         bench = self
 
-        def launch(kernels: StepKernels, shape: StepShape, caches: Any, *_: Any) -> None:
+        def launch(kernels: StepKernels, shape: LaunchShape, caches: Any, *_: Any) -> None:
             if bench.fails is not None:
                 raise bench.fails
             step = int(kernels.plan[:STEP_WORDS].view(torch.int64))
