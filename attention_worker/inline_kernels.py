@@ -6,7 +6,6 @@ a lost answer stands behind it; of other layers all stands behind (see `InlineLa
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from attention_worker.step_shape import StepShape
 from indexer_client.inputs import StepInputs
 from indexer_service.kernels.architecture import processors, sized_for
 from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, faults_of
-from indexer_service.kernels.indexer.rescue import rescue, rescue_bytes
+from indexer_service.kernels.indexer.rescue import RescueInputs, rescue, rescue_bytes
 from indexer_service.kernels.step import RowFault, enqueue_step
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
@@ -132,12 +131,12 @@ class InlineKernels:
 
     def to_rescue(
         self, layer: int, q: Tensor, weights: Tensor, shape: StepShape, out: Tensor, enabled: Tensor
-    ) -> dict[str, Any]:
+    ) -> RescueInputs:
         """What `rescue` takes for decodes: it selects as `select`, the same bits from one small
         launch, slow if it is enabled.
         """
         rows, requests = shape.rows, shape.requests
-        return dict(
+        return RescueInputs(
             q=q[:rows].view(requests, shape.rows_per_decode, *q.shape[1:]),
             k_cache=self._k_caches[layer],
             weights=weights[:rows],
@@ -186,7 +185,7 @@ class InlineLayer:
 
     def behind_the_wait(self, rescued: Tensor, inline: Tensor) -> None:
         if self.kernels.can_rescue(self.shape):
-            rescue(**self._to_rescue(rescued))
+            rescue(self._to_rescue(rescued))
         else:
             self._select(inline)
 
@@ -197,7 +196,7 @@ class InlineLayer:
         answer_or_rescue(memory, self._to_rescue(memory.rescued), ordinal=ordinal)
         return True
 
-    def _to_rescue(self, enabled: Tensor) -> dict[str, Any]:
+    def _to_rescue(self, enabled: Tensor) -> RescueInputs:
         return self.kernels.to_rescue(
             self.number, self.q, self.weights, self.shape, self.out, enabled
         )

@@ -141,8 +141,10 @@ class StepExecutor:
             self._generations.answers.begin(plan.step, ordinal)
             try:
                 self._select(plan, layer, slot, caches[layer], inputs, answers)
-            finally:  # what a newer step has overwritten is told, not only that there is one
-                self._check_layer_slot(plan, ordinal)
+            except StepCancelled:  # what a newer step has overwritten is told, not only that
+                self._check_layer_slot(plan, ordinal)  # there is one
+                raise
+            self._check_layer_slot(plan, ordinal)
             self._generations.answers.end(plan.step, ordinal)
             # Before the bell: what it causes must not look earlier than it.
             self._stamp(plan, ordinal, ServiceStage.ANSWERED)

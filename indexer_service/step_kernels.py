@@ -42,7 +42,7 @@ _LAUNCHES_A_LAYER, _LAUNCHES_A_STAGE = 4, 5
 
 
 @dataclass(frozen=True)
-class StepShape:
+class LaunchShape:
     """What the host decides of a step's launches.
 
     Attributes:
@@ -151,7 +151,7 @@ class StepKernels:
 
     def launch(
         self,
-        shape: StepShape,
+        shape: LaunchShape,
         caches: Sequence[Tensor],
         spend: Callable[[int], None] = lambda launches: None,
     ) -> None:
@@ -165,7 +165,7 @@ class StepKernels:
             self._launch(shape, caches, spend)
 
     def _launch(
-        self, shape: StepShape, caches: Sequence[Tensor], spend: Callable[[int], None]
+        self, shape: LaunchShape, caches: Sequence[Tensor], spend: Callable[[int], None]
     ) -> None:
         memory, slot = self._memory, self._staging[shape.slot]
         has_prefill = shape.decode_requests < shape.requests
@@ -199,7 +199,11 @@ class StepKernels:
     def give_up(self, step: int) -> None:
         """Tell the worker that a step that was not launched is not answered."""
         self._cancelled.fill_(step)
-        self._flags.given_up()
+        self._flags.given_up(self._memory, step)
+
+    def make_give_up(self) -> None:
+        """Have what `give_up` launches made: of no step, nobody is told."""
+        self._flags.given_up(self._memory, 0)
 
     def stamps_of(self, step: int) -> Tensor:
         """int64: a generation, the step if it still has the place, and a time a layer and stage."""

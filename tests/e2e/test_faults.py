@@ -95,6 +95,26 @@ def test_a_full_plan_ring_detaches_and_never_blocks(tmp_path: Path) -> None:
         running.checker.assert_right()
 
 
+def test_an_engine_that_fails_is_told_whatever_became_of_its_inputs(tmp_path: Path) -> None:
+    """That a newer layer was staged over them may be why; it is no reason to hide the error."""
+    with pair(tmp_path) as running:
+        running.step()
+        running.engine.hold()
+        case = running.case()
+        layer = case.layers[0]
+        with running.session.step(case.inputs, case.layers) as step:
+            query = case.queries[layer]
+            step.stage(layer, query.q, query.weights)
+            assert running.engine.waiting.wait(SOON)
+            attachment = running.session._attachment
+            assert attachment is not None
+            attachment.bank.control.generations.layers.begin(step.number, 1)
+            running.engine.fail = True
+            running.engine.release()
+            report = running.reports.of(step.number)
+    assert (report.status, report.message) == (pb.STEP_STATUS_FAILED, "engine: planted")
+
+
 def test_an_engine_that_fails_costs_its_step_only(tmp_path: Path) -> None:
     with pair(tmp_path) as running:
         running.step()

@@ -11,7 +11,7 @@ from opentelemetry.trace import StatusCode
 
 from indexer_client import Source, StepInputs
 from indexer_client.plan_channel import RingPlans
-from indexer_service.events import StepObserver
+from indexer_service.events import FinishedStep, StepObserver
 from ipc_handoff.layout import STAMPED_STEPS
 from ipc_handoff.stages import SERVICE_SPANS, STEP_SPAN, WORKER_SPANS
 from ipc_handoff.stamps import StampRing
@@ -285,7 +285,7 @@ def test_a_refused_plan_shows_no_stage_of_the_step_before_it(tmp_path: Path) -> 
 
 def test_an_observer_that_fails_disturbs_no_step(tmp_path: Path) -> None:
     class Failing(StepObserver):
-        def step_finished(self, *_: object) -> None:
+        def step_finished(self, _: FinishedStep) -> None:
             raise RuntimeError("of the observer")
 
     with pair(tmp_path, observer=Failing()) as running:

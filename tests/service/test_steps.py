@@ -11,7 +11,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service import step_executor
 from indexer_service.engine import EngineSettings, create_engine
 from indexer_service.errors import ServiceError
-from indexer_service.events import StepObserver
+from indexer_service.events import FinishedStep, StepObserver
 from indexer_service.runner import RunnerSettings
 from indexer_service.session_regions import SessionRegions
 from indexer_service.session_steps import SessionSteps, StepResources
@@ -71,7 +71,7 @@ def test_a_runner_that_finishes_can_still_be_hurried(settings: Settings) -> None
 
 
 class _Watcher(StepObserver):
-    def step_finished(self, *_: object) -> None:
+    def step_finished(self, _: FinishedStep) -> None:
         pass
 
 

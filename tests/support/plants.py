@@ -13,7 +13,7 @@ from indexer_client import ClientSettings, Session, Source
 from indexer_client.step import Step
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
-from indexer_service.events import StepObserver
+from indexer_service.events import FinishedStep, StepObserver
 from indexer_service.settings import Settings
 from ipc_handoff.findings import FindingListener
 from tests.service.support import LocalService
@@ -71,15 +71,9 @@ class Reports(StepObserver):
         self.found: list[pb.StepReport] = []
         self.times: list[Sequence[Sequence[int]] | None] = []
 
-    def step_finished(
-        self,
-        plan: pb.StepPlan,
-        report: pb.StepReport,
-        times: Sequence[Sequence[int]] | None,
-        layers: Sequence[int],
-    ) -> None:
-        self.found.append(report)
-        self.times.append(times)
+    def step_finished(self, step: FinishedStep) -> None:
+        self.found.append(step.report)
+        self.times.append(step.times)
 
     def of(self, step: int) -> pb.StepReport:
         """The report of a step, once it has come."""

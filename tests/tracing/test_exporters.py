@@ -134,7 +134,11 @@ def test_the_ratio_samples_unless_a_variable_names_a_sampler(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("OTEL_TRACES_EXPORTER", "zipkin"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")],
+    [
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf"),
+    ],
 )
 def test_an_exporter_that_is_not_here_is_named_and_stops_the_service(
     name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

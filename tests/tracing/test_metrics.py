@@ -20,12 +20,15 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client import ClientSettings, Session, Source
 from indexer_client.metrics import start_metrics
 from indexer_service.errors import StartError
+from indexer_service.events import FinishedStep
 from indexer_service.metrics import StepMetrics
 from indexer_service.server import run
 from indexer_service.settings import Settings
 from ipc_handoff.findings import Finding, FindingKind
+from ipc_handoff.telemetry import metrics as otel_metrics
 from ipc_handoff.telemetry.catalogue import METRICS, Kind
 from ipc_handoff.telemetry.metrics import Metrics, start
+from ipc_handoff.telemetry.prometheus import PrometheusText
 from ipc_handoff.telemetry.settings import MetricSettings
 from tests.support.plants import Pair, pair
 from tests.support.processes import ServiceProcess
@@ -110,6 +113,18 @@ def test_counters_count_what_happened(tmp_path: Path) -> None:
         assert worker.values("dsa_indexer_traces") == {"kept": 7, "dropped": 0}
         assert eventually(lambda: service.values("dsa_indexer_traces")["kept"] == 6)
         assert worker.values("dsa_indexer_lost_stamps") == {"worker": 0}
+
+
+def test_a_step_without_times_has_lost_none(tmp_path: Path) -> None:
+    service = Told("service")
+    metrics = StepMetrics(service.metrics)
+    plan = pb.StepPlan(step=9, trace=pb.TraceContext(trace_id=b"1" * 16))
+    report = pb.StepReport(step=9, status=pb.STEP_STATUS_CANCELLED)
+    metrics.step_finished(FinishedStep(plan, report, (), []))
+    assert service.values("dsa_indexer_steps") == {"cancelled": 1}
+    assert "dsa_indexer_lost_stamps" not in service.points()
+    metrics.step_finished(FinishedStep(plan, report, None, []))
+    assert service.values("dsa_indexer_lost_stamps") == {"service": 1}
 
 
 def test_a_finding_in_the_service_is_counted_by_kind() -> None:
@@ -213,6 +228,35 @@ def test_an_otlp_endpoint_gets_the_metrics(monkeypatch: pytest.MonkeyPatch) -> N
     assert receiver.names == {"ours": {"dsa_indexer_findings"}}
 
 
+class Late(InMemoryMetricReader):
+    """A reader that a collector has kept for too long."""
+
+    def shutdown(self, timeout_millis: float = 0, **_: Any) -> None:
+        raise RuntimeError("deadline exceeded")
+
+
+def test_metrics_that_nobody_takes_are_logged_and_the_port_is_free_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra `prometheus`")
+    text = PrometheusText("127.0.0.1", 0)
+    Metrics(MetricSettings("x", port=0), [Late(), text.reader], text).close()
+    assert "deadline exceeded" in caplog.text
+    PrometheusText("127.0.0.1", text.port).close()
+
+
+def test_a_port_that_is_taken_leaves_no_reader_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra `prometheus`")
+    begun: list[str] = []
+    monkeypatch.setattr(otel_metrics, "PeriodicExportingMetricReader", begun.append)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "console")
+    holder = PrometheusText("127.0.0.1", 0)
+    with pytest.raises(OSError, match="in use"):
+        start(MetricSettings("x", port=holder.port))
+    assert not begun
+    holder.close()
+
+
 def _scraped(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return str(answer.read().decode())
@@ -288,7 +332,7 @@ def test_every_metric_is_emitted_and_no_other(tmp_path: Path) -> None:
         metrics = StepMetrics(service.metrics)
         metrics.found(a_finding(running))
         plan = pb.StepPlan(step=9, trace=pb.TraceContext(trace_id=b"1" * 16))
-        metrics.step_finished(plan, pb.StepReport(step=9, fault_count=2), None, [])
+        metrics.step_finished(FinishedStep(plan, pb.StepReport(step=9, fault_count=2), None, []))
         assert eventually(lambda: service.values("dsa_indexer_stage"))
         for side, told in (("worker", worker), ("service", service)):
             expected = {metric.name for metric in METRICS if side in metric.sides}

@@ -2,15 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import torch
 
-from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
-from indexer_service.events import StepObserver
+from indexer_service.events import FinishedStep, StepObserver
 from indexer_service.server import Service
 from indexer_service.settings import Settings
 from ipc_handoff.findings import Finding
@@ -37,15 +36,9 @@ class FinishedSteps(StepObserver):
         self._newest: dict[int, int] = {}
         self._changed = threading.Condition()
 
-    def step_finished(
-        self,
-        plan: pb.StepPlan,
-        report: pb.StepReport,
-        times: Sequence[Sequence[int]] | None,
-        layers: Sequence[int],
-    ) -> None:
+    def step_finished(self, step: FinishedStep) -> None:
         with self._changed:
-            self._newest[plan.epoch] = plan.step
+            self._newest[step.plan.epoch] = step.plan.step
             self._changed.notify_all()
 
     def wait(self, epoch: int, step: int, seconds: float) -> bool:
