@@ -13,7 +13,6 @@ import typer
 
 from dsa_indexer_cli.output import JsonOption, fail, print_json
 from dsa_indexer_cli.status import AddressOption, client_settings
-from indexer_client import IndexerError
 
 
 def load(
@@ -44,6 +43,7 @@ def load(
     from dsa_indexer_cli.load.run import run_sessions
     from dsa_indexer_cli.load.summary import summarise
     from dsa_indexer_cli.load.workload import WorkloadError, load_workload, parse_change
+    from indexer_client import IndexerError
 
     running = address or os.environ.get("DSA_INDEXER_ADDRESS")
     if running:

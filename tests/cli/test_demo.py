@@ -72,7 +72,7 @@ def test_the_command_ends_with_zero_only_if_every_comparison_holds(
         result.check("other", holds, "")
         return result
 
-    monkeypatch.setattr("dsa_indexer_cli.demo_command.run_demo", run)
+    monkeypatch.setattr("dsa_indexer_cli.demo.run.run_demo", run)
     assert CliRunner().invoke(app, ["demo"]).exit_code == status
     assert CliRunner().invoke(app, ["demo", "--json"]).exit_code == status
 
