@@ -1,5 +1,6 @@
 """What every test may use."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,13 @@ import torch
 # Small selections gain nothing from more threads, and threads that wait for each other take the
 # cores away from the other processes of a test.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Also behind a test, or an engine of it, that takes more."""
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
