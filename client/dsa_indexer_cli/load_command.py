@@ -38,7 +38,7 @@ def load(
     """
     _need("hdrh", *(("jinja2", "matplotlib") if report else ()))
     if report is not None:
-        _write(report, "")  # rather now than after an hour
+        _write(report, "", "a")  # rather now than after an hour
     from dsa_indexer_cli.load.console import ConsoleProgress, show
     from dsa_indexer_cli.load.run import run_sessions
     from dsa_indexer_cli.load.summary import summarise
@@ -87,9 +87,10 @@ def _ctrl_c() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mode: str = "w") -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         fail(f"report: {path}: {error.strerror} (fix: a file in a folder that can be written)", 2)
 

@@ -153,7 +153,7 @@ class Workload(_Table):
     @model_validator(mode="after")
     def _has_times(self) -> "Workload":
         if self.load.mode == "recorded" and self.replay is None:
-            raise ValueError("load.mode: recorded needs replay.file")
+            raise WorkloadError("load.mode: nothing was recorded (fix: replay.file, or another)")
         return self
 
     @property
