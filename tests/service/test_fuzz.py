@@ -26,7 +26,7 @@ def test_random_inputs_do_no_harm(surface: str, tmp_path: Path) -> None:
         "rpc": ("ok", "invalid_argument", "failed_precondition"),
         "words": ("answered", "rejected", "cancelled", "rows not trusted"),
         "packets": ("taken", "refused", "sessions ended"),
-        "reports": ("reports read", "detachments"),
+        "reports": ("reports read", "findings", "detachments"),
     }
     # They get as far as the code that they are for.
     assert all(f" {name}" in found for name in wanted[surface]), found
