@@ -1,6 +1,5 @@
 """What every test may use."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,9 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread(request: pytest.FixtureRequest) -> None:
     """Also behind a test, or an engine of it, that takes more."""
-    yield
-    torch.set_num_threads(1)
+    request.addfinalizer(lambda: torch.set_num_threads(1))
 
 
 @pytest.fixture(scope="session")

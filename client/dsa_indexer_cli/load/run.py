@@ -179,7 +179,7 @@ class _Run:
                 waiting.discard(number)
                 if isinstance(message, Ready):
                     self._reasons = message.reasons
-            if waiting and time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 raise RuntimeError(f"{len(waiting)} sessions were not ready in {_READY_SECONDS} s")
 
     def _collect(self, stop: threading.Event) -> Collector:
