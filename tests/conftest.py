@@ -10,6 +10,12 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def one_thread(request: pytest.FixtureRequest) -> None:
+    """Also behind a test, or an engine of it, that takes more."""
+    request.addfinalizer(lambda: torch.set_num_threads(1))
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the source tree."""

@@ -13,8 +13,6 @@ from rich.table import Table
 from dsa_indexer_cli.output import JsonOption, console, errors, fail, print_json
 from dsa_indexer_cli.racelab.provocation import Progress
 from dsa_indexer_cli.racelab.result import LabResult
-from dsa_indexer_cli.racelab.run import run_lab
-from indexer_client import IndexerError
 
 
 def racelab(
@@ -39,6 +37,8 @@ def racelab(
     processes would share; on a GPU a service is started. Ends with status 0 only if every race was
     caught in the step that raced, and clean steps raised no alarm.
     """
+    from indexer_client import IndexerError
+
     logging.basicConfig(level=logging.CRITICAL)
     with Status("", console=errors) as status:
         try:
@@ -61,6 +61,8 @@ def _run(
     progress: Progress,
 ) -> LabResult:
     if device == "cpu":
+        from dsa_indexer_cli.racelab.run import run_lab
+
         try:
             return run_lab(provocations, clean_steps, progress, trace_file=trace_file)
         except OSError as error:

@@ -81,6 +81,13 @@ def test_help_names_every_subcommand() -> None:
         assert name in result.stdout
 
 
+def test_torch_is_not_loaded_before_a_command_runs() -> None:
+    """Its import takes seconds, which help and a mistyped option need not."""
+    program = "import sys, dsa_indexer_cli.main\nprint('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() == "False", result.stderr
+
+
 def test_serve_has_a_flag_for_every_setting_and_says_how_else_to_set_it() -> None:
     result = _run("serve", "--help", COLUMNS="160")
     assert result.returncode == 0

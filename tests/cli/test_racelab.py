@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from dsa_indexer_cli import racelab_command
 from dsa_indexer_cli.main import app
 from dsa_indexer_cli.racelab.clean import CLEAN
 from dsa_indexer_cli.racelab.races import PROVOCATIONS
@@ -75,7 +74,7 @@ def test_the_command_says_so_in_its_status(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["ok"]
     assert len(found["provoked"]) == len(PROVOCATIONS)
     few = partial(run_lab, detectors="none", races=PROVOCATIONS[:2])
-    monkeypatch.setattr(racelab_command, "run_lab", few)
+    monkeypatch.setattr("dsa_indexer_cli.racelab.run.run_lab", few)
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1, done.output
     assert "0 of 1" in done.output

@@ -7,21 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from indexer_client import ClientSettings
 from tests.support.processes import ServiceProcess
 
 Start = Callable[..., ServiceProcess]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tests' tensors are tiny, and busy cores make torch's own threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -33,14 +33,6 @@ CLOSED = {**PATIENT, "load.mode": "closed", "load.sessions": 2, "check.share": 1
 Plant = Callable[[torch.Tensor], None]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class PlantedEngine(CpuEngine):
     """The CPU engine, with something done to each answer."""
 
