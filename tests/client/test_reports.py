@@ -16,7 +16,8 @@ from indexer_service import step_executor
 from indexer_service.errors import invalid
 from ipc_handoff.detectors import NO_DETECTION
 from ipc_handoff.ring import RingConsumer, RingProducer
-from tests.support.plants import SOON, Pair, pair
+from tests.support.plants import Pair, pair
+from tests.support.waiting import SOON
 
 
 @pytest.fixture

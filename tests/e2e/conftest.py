@@ -10,6 +10,7 @@ import pytest
 
 from indexer_client import ClientSettings
 from tests.support.processes import ServiceProcess
+from tests.support.waiting import SOON
 
 Start = Callable[..., ServiceProcess]
 
@@ -34,7 +35,7 @@ def start(socket: Path) -> Iterator[Start]:
     started: list[ServiceProcess] = []
 
     def start(**settings: Any) -> ServiceProcess:
-        wanted = {"gate_bound_seconds": 1.0, **settings}
+        wanted = {"gate_bound_seconds": SOON, "lease_seconds": 2 * SOON, **settings}
         started.append(ServiceProcess(wanted.pop("socket", socket), **wanted))
         return started[-1]
 
@@ -45,9 +46,10 @@ def start(socket: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def client_settings(socket: Path) -> ClientSettings:
+    """Waits and calls end with an answer or with the service: who freezes one asks for less."""
     return ClientSettings(
         address=f"unix:{socket}",
-        wait_bound_seconds=1.0,
-        rpc_timeout_seconds=1.0,
+        wait_bound_seconds=2 * SOON,
+        rpc_timeout_seconds=SOON,
         reattach_seconds=0.2,
     )

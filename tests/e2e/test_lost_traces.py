@@ -10,9 +10,8 @@ from indexer_client import ClientSettings, Session, Source
 from ipc_handoff.stages import SERVICE_SPANS
 from tests.e2e.conftest import Start
 from tests.support.plants import pair
-from tests.support.runs import SOON
 from tests.support.traces import traced
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 SHAPE = Shape(layers=(1, 2, 3))
@@ -61,7 +60,7 @@ def test_every_stage_of_answered_steps_is_told_though_the_service_was_killed(
     """Twice where the kill came between a span's leaving and the word about it."""
     files = tmp_path / "worker.jsonl", tmp_path / "service.jsonl"
     service = start(trace_file=str(files[1]))
-    changed = {"trace_file": files[0], "signalling": signalling, "wait_bound_seconds": 0.3}
+    changed = {"trace_file": files[0], "signalling": signalling}
     settings = client_settings.model_copy(update=changed)
     steps = RandomSteps(SHAPE, 1)
     with Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session:
@@ -71,6 +70,7 @@ def test_every_stage_of_answered_steps_is_told_though_the_service_was_killed(
             worker.step()
         if then == "frozen first":
             service.freeze()
+            session.settings.wait_bound_seconds = 0.3
             worker.step()
         service.kill()
         if then == "a step":

@@ -1,6 +1,5 @@
 """One trace a step over both sides, whatever becomes of the step."""
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from ipc_handoff.telemetry import tracing as tracing_module
 from ipc_handoff.telemetry.tracing import Tracing
 from tests.support.plants import pair
 from tests.support.traces import Traced, assert_whole, attended_step, traced
+from tests.support.waiting import SOON
 from tests.support.workloads import Shape
 
 WORKER = tuple(span.name for span in WORKER_SPANS)
@@ -83,11 +83,11 @@ def test_stages_of_a_layer_follow_each_other_over_both_sides(tmp_path: Path) -> 
 
 
 def test_a_cancelled_step_says_so_and_ends_its_spans(tmp_path: Path) -> None:
-    with traced(tmp_path, gate_bound_seconds=0.1) as (running, both):
+    with traced(tmp_path) as (running, both):
         case = running.case()
         with running.session.step(case.inputs, case.layers) as step:
             running.ask(step, case, case.layers[0])
-            time.sleep(1.0)
+            running.pause()
             for layer in case.layers[1:]:
                 source, _ = running.ask(step, case, layer)
                 assert source is Source.INLINE
@@ -164,12 +164,11 @@ def test_reports_that_cannot_be_read_end_the_span(
 
 def test_a_stalled_service_is_told_by_the_worker_as_incomplete(tmp_path: Path) -> None:
     """And by nobody else: it exports nothing of a step that was taken from it."""
-    with traced(tmp_path, client={"wait_bound_seconds": 0.2}) as (running, both):
+    with traced(tmp_path) as (running, both):
         attended_step(running)
-        running.engine.hold()
-        attended_step(running)
-        running.engine.release()
-        running.session.wait_attached(10)
+        with running.stalled():
+            attended_step(running)
+        running.session.wait_attached(SOON)
         attended_step(running)
         running.checker.assert_right()
     spans = both.by_step()[2]

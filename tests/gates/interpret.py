@@ -1,4 +1,5 @@
-"""Run every `Run` in the interpreter: `python -m tests.gates.interpret [a part of a name]`.
+"""Run every `Run` in the interpreter: `python -m tests.gates.interpret [a part of a name]`, or the
+n-th of so many equal shares of them: `... "" n many`.
 
 With `planted`: the sound and faulty runs of `planted_runs`; with `unrepaired`: those whose numbers
 Triton's own interpreter gets wrong, in that interpreter. Prints one JSON line a run: its name, what
@@ -10,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
+from itertools import islice
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
 
@@ -26,8 +28,8 @@ def chosen(part: str) -> Iterable[Run]:
     return (run for run in runs() if part in run.name)
 
 
-def main(part: str) -> None:
-    for run in chosen(part):
+def main(part: str = "", share: str = "0", shares: str = "1") -> None:
+    for run in islice(chosen(part), int(share), None, int(shares)):
         wrong = None
         try:
             run.check()
@@ -39,4 +41,4 @@ def main(part: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    main(*sys.argv[1:])

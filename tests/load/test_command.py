@@ -40,7 +40,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def smoke(report: Path) -> dict[str, Any]:
     """What a run with eight sessions printed for machines; its report lies at `report`."""
-    changes = ("load.seconds=2", "load.warm_up_seconds=0.2", "load.wait_bound_seconds=30.0")
+    changes = ("load.seconds=4", "load.warm_up_seconds=0.2", "load.wait_bound_seconds=30.0")
     sets = [part for change in changes for part in ("--set", change)]
     result = _run("smoke", *sets, "--report", str(report), "--json")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -87,7 +87,15 @@ def failed(result: LoadResult) -> list[str]:
 def test_a_closed_loop_against_a_service_that_is_well(
     start: Callable[..., LocalService],
 ) -> None:
-    result = load(start().address, {**CLOSED, "load.reopen_seconds": 0.4}, 1.0)
+    stop, steps = threading.Event(), []
+
+    def end_it(progress: Progress) -> None:
+        steps.append(progress.steps)
+        if sum(steps) > 10 and progress.seconds > 1.0:
+            stop.set()
+
+    changes = {**CLOSED, "load.reopen_seconds": 0.4}
+    result = load(start().address, changes, 300.0, stop, end_it)
     assert result.ok, result.verdicts
     assert result.checked >= result.steps > 2  # those of the warm-up are compared too
     assert result.layers == 2 * result.steps

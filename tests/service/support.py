@@ -1,7 +1,6 @@
 """What the tests of the service share: a service in this process, and a worker for it."""
 
 import asyncio
-import gc
 import os
 import threading
 import uuid
@@ -30,6 +29,8 @@ from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import HostMemory, TensorSpec
 from ipc_handoff.wakeups import Wakeup
 from ipc_handoff.wire import geometry_message, host_region, layout_message
+from tests.support.descriptors import copies_of
+from tests.support.waiting import SOON
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class LocalService:
         return Service(self.settings, **parts)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(4 * SOON)
 
     def start(self) -> "LocalService":
         self._call(self.service.start())
@@ -253,7 +254,7 @@ class Worker:
 
     def select(self, plan: pb.StepPlan) -> pb.StepReport:
         request = pb.SelectTopKRequest(session_id=self.id, plan=plan)
-        return self.stub.SelectTopK(request, timeout=20).report
+        return self.stub.SelectTopK(request, timeout=2 * SOON).report
 
     def works(self) -> bool:
         """Whether one more step gets the right answer (every token, as there are few)."""
@@ -262,6 +263,11 @@ class Worker:
         report = self.select(plan)
         expected = [*range(length), *[-1] * (self.geometry.top_k - length)]
         return report.status == pb.STEP_STATUS_ANSWERED and self.answer(plan) == expected
+
+    def duplicates(self) -> int:
+        """Descriptors of this process for what can be sent, also those of the worker's own maps."""
+        sent = [*self.bank.memories.values(), self.k_cache, *self.wakeups.values()]
+        return sum(copies_of(each.fileno()) - 1 for each in sent)
 
     def keep_alive(self) -> float:
         request = pb.KeepAliveRequest(session_id=self.id, epoch=self.epoch)
@@ -295,25 +301,7 @@ def refused(code: grpc.StatusCode, field: str, *parts: str) -> Iterator[None]:
     assert all(part in details for part in parts), seen
 
 
-def mappings_before() -> int:
-    """As `mappings`, once what tests before have left behind is gone."""
-    gc.collect()
-    return mappings()
-
-
-def mappings() -> int:
+def mappings() -> set[str]:
     """Mappings of shared memory in this process, the worker's own included."""
     with open("/proc/self/maps") as maps:
-        return sum("dsa-indexer:" in line for line in maps)
-
-
-def descriptors() -> int:
-    """Open descriptors of this process for shared memory and eventfds."""
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        count += "dsa-indexer:" in target or "eventfd" in target
-    return count
+        return {line for line in maps if "dsa-indexer:" in line}

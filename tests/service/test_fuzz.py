@@ -9,6 +9,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.reports import ReportReader
 from indexer_service import step_executor
 from ipc_handoff.descriptors import Inbox
+from tests.service import fuzz_packets
 from tests.service.fuzz import fuzz
 
 SEED = 20_26
@@ -51,6 +52,7 @@ def test_a_descriptor_that_stays_open_is_found(
 
     put = Inbox.put
     monkeypatch.setattr(Inbox, "put", put_and_keep)
+    monkeypatch.setattr(fuzz_packets, "_SOON", 0.2)
     with pytest.raises(AssertionError, match="descriptors stay open"):
         _fuzz("packets", tmp_path)
     for descriptor in kept:

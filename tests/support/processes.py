@@ -23,6 +23,7 @@ from indexer_client.control_plane import ControlPlane
 from indexer_service import server
 from indexer_service.settings import Settings
 from ipc_handoff.addresses import UNIX
+from tests.support.waiting import SOON
 
 _fork = get_context("forkserver")
 _fork.set_forkserver_preload(
@@ -149,7 +150,7 @@ class ServiceProcess(Process):
     def status(self) -> pb.GetStatusResponse:
         """Raises IndexerError."""
         control_plane = ControlPlane(
-            ClientSettings(address=self.own_address, rpc_timeout_seconds=2.0)
+            ClientSettings(address=self.own_address, rpc_timeout_seconds=SOON)
         )
         try:
             return control_plane.get_status()

@@ -30,11 +30,10 @@ from ipc_handoff.telemetry.catalogue import METRICS, Kind
 from ipc_handoff.telemetry.metrics import Metrics, start
 from ipc_handoff.telemetry.prometheus import PrometheusText
 from ipc_handoff.telemetry.settings import MetricSettings
-from tests.support.plants import Pair, pair
+from tests.support.plants import Pair, pair, patient_client
 from tests.support.processes import ServiceProcess
-from tests.support.runs import SOON
 from tests.support.traces import Traced, attended_step, traced
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 from tests.support.workloads import RandomSteps, Shape
 
 SMALL = Shape(layers=(1, 2), requests=1)
@@ -86,8 +85,7 @@ def a_finding(running: Pair, kind: FindingKind = FindingKind.BAD_PAGE) -> Findin
 
 
 def test_counters_count_what_happened(tmp_path: Path) -> None:
-    client = {"wait_bound_seconds": 0.3}
-    with measured(tmp_path, shape=SMALL, client=client) as (running, both, worker, service):
+    with measured(tmp_path, shape=SMALL) as (running, both, worker, service):
         for _ in range(5):
             attended_step(running)
         assert worker.values("dsa_indexer_layers") == {"service": 10, "inline": 0}
@@ -98,18 +96,17 @@ def test_counters_count_what_happened(tmp_path: Path) -> None:
         assert mapped > SMALL.geometry.control.size
         running.session.found(a_finding(running))
         both.telemetry.found(a_finding(running))
-        running.engine.hold()
-        assert Source.INLINE in running.step()
-        running.engine.release()
-        running.session.wait_attached(10)
+        with running.stalled():
+            assert Source.INLINE in running.step()
+        running.session.wait_attached(SOON)
         running.step()
         assert worker.values("dsa_indexer_layers") == {"service": 12, "inline": 2}
         assert worker.values("dsa_indexer_attachments") == {"": 2}
         assert worker.values("dsa_indexer_reattachments") == {"": 1}
         assert worker.values("dsa_indexer_detachments") == {"": 1}
         assert worker.values("dsa_indexer_findings") == {"bad_page": 1, "wait_ended": 1}
-        assert eventually(lambda: service.values("dsa_indexer_steps").get("answered") == 6)
-        assert service.values("dsa_indexer_steps")["cancelled"] == 1
+        steps = {"answered": 6, "cancelled": 1}
+        assert eventually(lambda: service.values("dsa_indexer_steps") == steps)
         assert worker.values("dsa_indexer_traces") == {"kept": 7, "dropped": 0}
         assert eventually(lambda: service.values("dsa_indexer_traces")["kept"] == 6)
         assert worker.values("dsa_indexer_lost_stamps") == {"worker": 0}
@@ -150,7 +147,7 @@ def test_a_plan_of_an_old_epoch_is_counted(tmp_path: Path) -> None:
                 pb.KeepAliveRequest(session_id=attachment.session_id, epoch=attachment.epoch - 1)
             )
         assert service.values("dsa_indexer_stale_epochs") == {"": 2}
-        assert service.values("dsa_indexer_steps")["rejected"] == 1
+        assert eventually(lambda: service.values("dsa_indexer_steps").get("rejected") == 1)
 
 
 def test_stages_are_timed_on_both_sides_one_layer_a_step(tmp_path: Path) -> None:
@@ -258,17 +255,17 @@ def test_a_port_that_is_taken_leaves_no_reader_behind(monkeypatch: pytest.Monkey
 
 
 def _scraped(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON) as answer:
         return str(answer.read().decode())
 
 
 def test_prometheus_reads_text_from_a_port_of_the_service(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra `prometheus`")
     port = _free_port()
-    service = ServiceProcess(tmp_path / "d" / "i.sock", metrics_port=port)
+    service = ServiceProcess(tmp_path / "d" / "i.sock", metrics_port=port, gate_bound_seconds=SOON)
     steps = RandomSteps(SMALL, 1)
     try:
-        settings = ClientSettings(address=f"unix:{tmp_path}/d/i.sock", worker_metrics_port=0)
+        settings = patient_client(f"unix:{tmp_path}/d/i.sock", worker_metrics_port=0)
         with Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session:
             session.wait_attached(SOON)
             for number in range(3):
