@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_rpc
 
 from indexer_service.errors import StartError
-from indexer_service.server import run
+from indexer_service.serving import run
 from indexer_service.settings import Settings
 from ipc_handoff.telemetry.tracing import TraceSettings, Tracing, start
 
@@ -46,12 +46,6 @@ def receiver() -> Iterator[Receiver]:
     receiver = Receiver()
     yield receiver
     receiver.close()
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OTEL_SERVICE_NAME", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def step_of(tracing: Tracing | None) -> str:
