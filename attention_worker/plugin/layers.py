@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+PAGE = 64
+"""Tokens a page; vLLM's indexer has no other, and shares its block table with attention."""
+
 _NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
