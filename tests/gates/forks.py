@@ -62,7 +62,8 @@ class Forks:
             print(json.dumps(asked), file=server.stdin, flush=True)
             status = server.stdout.readline().strip()
             if status != "0":
-                raise RuntimeError(f"{module} {arguments}: {status}: {errors.read_text()[-2000:]}")
+                said = errors.read_text() if errors.exists() else ""
+                raise RuntimeError(f"{module} {arguments}: {status}: {said[-2000:]}")
             return [json.loads(line) for line in out.read_text().splitlines()]
         finally:
             self._free.put(server)
