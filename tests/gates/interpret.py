@@ -1,8 +1,9 @@
 """Run every `Run` in the interpreter: `python -m tests.gates.interpret [a part of a name]`, or the
 n-th of so many equal shares of them: `... "" n many`.
 
-With `planted`: the sound and faulty runs of `planted_runs`; with `unrepaired`: those whose numbers
-Triton's own interpreter gets wrong, in that interpreter. Prints one JSON line a run: its name, what
+With `planted`: the sound and faulty runs of `planted_runs`; with `planted_gluon`: those of that
+module; with `unrepaired`: those whose numbers Triton's own interpreter gets wrong, in that
+interpreter. Prints one JSON line a run: its name, what
 went wrong or null, and the kernels that were launched so far.
 """
 
@@ -14,6 +15,7 @@ from importlib import import_module
 from itertools import islice
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # products are small, and threads would wait for cores
 
 from tests.gates.kernels import Run, runs
 
@@ -21,10 +23,12 @@ from tests.gates.kernels import Run, runs
 def chosen(part: str) -> Iterable[Run]:
     if part == "unrepaired":
         return import_module("tests.gates.planted_runs").UNREPAIRED
-    for module in ("interpreter", "watch"):  # importing one puts it in place
+    for module in ("interpreter", "watch", "gluon.launch"):  # importing one puts it in place
         import_module(f"tests.gates.{module}")
     if part == "planted":
         return import_module("tests.gates.planted_runs").RUNS
+    if part == "planted_gluon":
+        return import_module("tests.gates.planted_gluon").RUNS
     return (run for run in runs() if part in run.name)
 
 

@@ -5,7 +5,8 @@ lanes of a store must not meet, and what programs and threads do at one address 
 (`ordering.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -114,16 +115,23 @@ def _barrier(self: Any) -> None:
         _watch.ordering.barrier(tuple(self.grid_idx))
 
 
-def _launch(self: Any, *arguments: Any, **named: Any) -> Any:
+@contextmanager
+def watching(kernel: str, tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Watch a launch of module:function, which may touch the tensors' storage."""
     global _watch
-    launched.add(f"{self.fn.__module__}:{self.fn.__name__}")
-    everything = (*arguments, *named.values())
-    tensors = [argument for argument in everything if isinstance(argument, Tensor)]
+    launched.add(kernel)
     _watch = _Watch([*tensors, *also_allowed])
     try:
-        return _run_grid(self, *arguments, **named)
+        yield
     finally:
         _watch = None
+
+
+def _launch(self: Any, *arguments: Any, **named: Any) -> Any:
+    everything = (*arguments, *named.values())
+    tensors = [argument for argument in everything if isinstance(argument, Tensor)]
+    with watching(f"{self.fn.__module__}:{self.fn.__name__}", tensors):
+        return _run_grid(self, *arguments, **named)
 
 
 _builder.create_masked_load = _load
