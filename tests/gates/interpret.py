@@ -1,10 +1,10 @@
 """Run every `Run` in the interpreter: `python -m tests.gates.interpret [a part of a name]`, or the
 n-th of so many equal shares of them: `... "" n many`.
 
-With `planted`: the sound and faulty runs of `planted_runs`; with `planted_gluon`: those of that
-module; with `unrepaired`: those whose numbers Triton's own interpreter gets wrong, in that
-interpreter. Prints one JSON line a run: its name, what
-went wrong or null, and the kernels that were launched so far.
+With `planted`: the sound and faulty runs of `planted_runs`; with `planted_gluon`: the Gluon kernels
+with those faults; with `unrepaired`: those whose numbers Triton's own interpreter gets wrong, in
+that interpreter. Prints one JSON line a run: its name, what went wrong or null, and the kernels
+that were launched so far.
 """
 
 import json
@@ -28,7 +28,7 @@ def chosen(part: str) -> Iterable[Run]:
     if part == "planted":
         return import_module("tests.gates.planted_runs").RUNS
     if part == "planted_gluon":
-        return import_module("tests.gates.planted_gluon").RUNS
+        return import_module("tests.gates.planting").faulty_runs()
     return (run for run in runs() if part in run.name)
 
 

@@ -1,19 +1,10 @@
-"""The Gluon kernels with a fault each in their own source, to show that running them tells."""
+"""Faults in the Gluon kernels' own source, and what the gate must say of each.
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+Names of runs are those of the lists of runs; `planting.py` does it.
+"""
+
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-from tests.gates import runs_gluon_attention as attention
-from tests.gates import runs_paged_logits as paged
-from tests.gates import runs_ragged_logits as ragged
-from tests.gates.kernels import Run
 
 _SPARSE_MLA = "attention_worker.kernels.sparse_mla"
 _LOGITS = "indexer_service.kernels.mqa_logits"
@@ -24,83 +15,28 @@ class Fault:
     """A text of a module's source, and what is put in its place."""
 
     module: str
+    run: str
+    """The run that fails with it."""
     there: str
     instead: str
     says: str
-    """What the gate must say."""
-    check: Callable[[], None]
+    """A part of the error."""
     users: tuple[str, ...] = ()
     """Modules that have functions of it."""
 
-    def run(self) -> None:
-        with planted(self.module, self.there, self.instead), _anew(self.users):
-            self.check()
 
-
-@contextmanager
-def planted(module: str, there: str, instead: str) -> Iterator[None]:
-    """Put another text in the place of one that stands once in a module's source."""
-    origin = Path(str(import_module(module).__file__))
-    source = origin.read_text()
-    if source.count(there) != 1:
-        raise LookupError(f"{there!r} stands {source.count(there)} times in {module}")
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / origin.name
-        path.write_text(source.replace(there, instead))
-        with _loaded(module, path):
-            yield
-
-
-@contextmanager
-def _anew(modules: tuple[str, ...]) -> Iterator[None]:
-    """Load modules again, so that they use what was planted."""
-    if not modules:
-        yield
-        return
-    with _loaded(modules[0], Path(str(import_module(modules[0]).__file__))), _anew(modules[1:]):
-        yield
-
-
-@contextmanager
-def _loaded(module: str, path: Path) -> Iterator[None]:
-    package, _, name = module.rpartition(".")
-    spec = spec_from_file_location(module, path)
-    assert spec is not None
-    assert spec.loader is not None
-    before, loaded = sys.modules[module], module_from_spec(spec)
-    sys.modules[module] = loaded
-    try:
-        spec.loader.exec_module(loaded)
-        setattr(sys.modules[package], name, loaded)
-        yield
-    finally:
-        sys.modules[module] = before
-        setattr(sys.modules[package], name, before)
-
-
-def _of(runs: list[Run], name: str) -> Callable[[], None]:
-    (check,) = (run.check for run in runs if run.name == name)
-    return check
-
-
-_attend = partial(_of, attention.RUNS)
-_narrow = partial(
-    Fault, f"{_SPARSE_MLA}.hopper_narrow", check=_attend("sparse_mla in Gluon, narrow, two buffers")
+_narrow = partial(Fault, f"{_SPARSE_MLA}.hopper_narrow", "sparse_mla in Gluon, narrow, two buffers")
+_wide = partial(Fault, f"{_SPARSE_MLA}.hopper_wide", "sparse_mla in Gluon, wide")
+_wide_latent = partial(
+    Fault, f"{_SPARSE_MLA}.hopper_wide", "sparse_mla in Gluon, wide, no rope part"
 )
-_wide = partial(Fault, f"{_SPARSE_MLA}.hopper_wide", check=_attend("sparse_mla in Gluon, wide"))
-_wide_products = partial(_wide, check=_attend("sparse_mla in Gluon, wide, no rope part"))
-_fp8 = partial(Fault, f"{_SPARSE_MLA}.hopper_fp8", check=_attend("sparse_mla in Gluon, fp8, 16 heads"))
+_fp8 = partial(Fault, f"{_SPARSE_MLA}.hopper_fp8", "sparse_mla in Gluon, fp8, 16 heads")
 _fp8_products = partial(
-    Fault, f"{_SPARSE_MLA}.hopper_fp8_products", users=(f"{_SPARSE_MLA}.hopper_fp8",),
-    check=_attend("sparse_mla in Gluon, fp8, 16 heads"),
+    Fault, f"{_SPARSE_MLA}.hopper_fp8_products", "sparse_mla in Gluon, fp8, 16 heads",
+    users=(f"{_SPARSE_MLA}.hopper_fp8",),
 )  # fmt: skip
-_paged = partial(
-    Fault, f"{_LOGITS}.paged_hopper",
-    check=_of(paged.RUNS, "paged logits, in Gluon, a long request"),
-)  # fmt: skip
-_ragged = partial(
-    Fault, f"{_LOGITS}.ragged_hopper", check=_of(ragged.RUNS, "ragged logits sm90 overlapping")
-)
+_paged = partial(Fault, f"{_LOGITS}.paged_hopper", "paged logits, in Gluon, a long request")
+_ragged = partial(Fault, f"{_LOGITS}.ragged_hopper", "ragged logits sm90 overlapping")
 
 _BARRIER = "            gl.thread_barrier()\n"
 _FENCE = "            fence_async_shared()\n"
@@ -125,7 +61,7 @@ FAULTS: dict[str, Fault] = {
         "deps=[acc])\n" + _BARRIER + "            gather(", "deps=[acc])\n            gather(",
         "nothing orders it after the matrix product",
     ),
-    "narrow: the weights of other splits": _narrow(
+    "narrow: an output that keeps its scale": _narrow(
         "acc = acc * rescale[None, :]", "acc = acc * 1.0", "relative error"
     ),
     "narrow: one slot too many": _narrow(
@@ -144,12 +80,12 @@ FAULTS: dict[str, Fault] = {
         "mbarrier.wait(free.index(buffer), ((i // 2) & 1) ^ 1)", "pass",
         "nothing orders it after the",
     ),
-    "wide: the other buffer is freed": _wide_products(
+    "wide: the other buffer is freed": _wide_latent(
         "            mbarrier.arrive(free.index(i % 2), count=1)\n            i += 1",
         "            mbarrier.arrive(free.index((i + 1) % 2), count=1)\n            i += 1",
         "everybody waits",
     ),
-    "wide: a buffer is freed while its product runs": _wide_products(
+    "wide: a buffer is freed while its product runs": _wide_latent(
         "acc = warpgroup_mma_wait(1, deps=[acc])", "acc = warpgroup_mma_wait(2, deps=[acc])",
         "warpgroup_mma_wait(2) does not wait",
     ),
@@ -204,6 +140,9 @@ FAULTS: dict[str, Fault] = {
         "async_copy.wait_group(STAGES - 2)\n                gl.thread_barrier()",
         "async_copy.wait_group(STAGES - 2)", "nothing orders it after the matrix product",
     ),
+    "narrow: an operation that nobody has written yet": _narrow(
+        "            zero = gl.where(ahead < 0, 1, 0)",
+        "            rope_keys._keep_alive()\n            zero = gl.where(ahead < 0, 1, 0)",
+        "create_local_dealloc is no operation",
+    ),
 }  # fmt: skip
-
-RUNS = [Run(name, fault.run) for name, fault in FAULTS.items()]

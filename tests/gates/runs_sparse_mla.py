@@ -94,7 +94,11 @@ def attend(
 
 def _nan_code(arch: str) -> None:
     """A row that attends to a NaN code is NaN, and the others are not."""
-    q, cache, slots = random(1, 3, 3, 576).to(torch.bfloat16), cached("fp8", 576), chosen_slots(3, 43)
+    q, cache, slots = (
+        random(1, 3, 3, 576).to(torch.bfloat16),
+        cached("fp8", 576),
+        chosen_slots(3, 43),
+    )
     place = int(slots[1, 0])
     slots[0] = torch.where(slots[0] == place, -1, slots[0])
     cache.view(-1, 656)[place, 200] = 0xFF

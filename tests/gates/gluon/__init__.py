@@ -6,7 +6,8 @@ Values in shared memory arrive at once; what a kernel may rely on is decided by 
 (`memory`, `warps`): an access that no wait, barrier or fence orders after another one is an error,
 whether or not this run would have seen a wrong value. Groups of warps run in turns (`turns`).
 
-Not seen: bank conflicts, registers, whether layouts compile (the compiler's gate sees that), a
-missing barrier between a load and a store of the same warps, which Triton places by itself, and
-the 13 bits to which SM90 sums products of e4m3.
+Not seen: registers, bank conflicts, whether layouts compile (the compiler's gate sees that), and
+the 13 bits to which SM90 sums products of e4m3. A barrier between loads and stores of the same
+warps, and between products that they waited for and stores, may be missing: Triton 3.6 places
+those itself, as its PTX shows. (It does so behind `wait_group`, too; here that is asked for.)
 """

@@ -226,4 +226,3 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
         for warps in groups[1:]:
             join(outer.seen, warps.seen)
             join(outer.fenced, warps.fenced)
-

@@ -23,6 +23,7 @@ from tests.gates.gluon.builder import Builder, Handle, numpy_type
 from tests.gates.gluon.names import Names
 from tests.gates.gluon.semantic import Semantic
 
+
 class Map:
     """A tensor map: what the copy engine knows of a tensor in global memory."""
 

@@ -48,9 +48,7 @@ class View:
         if not 0 <= at < self.shape[0]:
             raise OutOfBounds(f"index {at} of shared memory [{self.shape[0]}, ...]")
         offset = self.offset + at * self.strides[0]
-        return View(
-            self.allocation, self.kind, self.item, offset, self.shape[1:], self.strides[1:]
-        )
+        return View(self.allocation, self.kind, self.item, offset, self.shape[1:], self.strides[1:])
 
     def slice(self, offsets: Sequence[int], shape: Sequence[int]) -> "View":
         for begin, length, whole in zip(offsets, shape, self.shape, strict=True):

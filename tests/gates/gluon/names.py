@@ -10,8 +10,8 @@ from typing import Any
 
 import triton.experimental.gluon.language as gl
 import triton.language as tl
-from triton.runtime.jit import ConstexprFunction, JITCallable
 from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import ConstexprFunction, JITCallable
 
 from tests.gates.gluon.semantic import Semantic
 

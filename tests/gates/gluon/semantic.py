@@ -167,4 +167,3 @@ def _placed(kind: Any, shape: Sequence[int], layout: Any) -> tuple[int, ...]:
     if layout.vec == layout.per_phase == layout.max_phase == 1:
         return (0,)
     raise NotImplementedError(f"reinterpreting {layout}")
-

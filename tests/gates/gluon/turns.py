@@ -66,7 +66,9 @@ class Turns:
         if part.abandoned:
             raise _Abandoned
 
-    def run(self, work: Sequence[tuple[str, Callable[[], None]]], chosen: Callable[[int], None]) -> None:
+    def run(
+        self, work: Sequence[tuple[str, Callable[[], None]]], chosen: Callable[[int], None]
+    ) -> None:
         """Run partitions to their end; `chosen` is told whose turn it is.
 
         Raises:

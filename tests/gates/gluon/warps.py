@@ -64,10 +64,8 @@ class Warps:
         return self.name, PRODUCT
 
     def barrier(self) -> None:
-        self.seen |= {
-            self.name: self._now, self.copying: max(self._copies_done, self.seen.get(self.copying, 0)),
-            self.multiplying: self._products_done,
-        }  # fmt: skip
+        done = {self.copying: self._copies_done, self.multiplying: self._products_done}
+        join(self.seen, {self.name: self._now, **done})
         join(self.fenced, self._fencing)
         self._now += 1
 
