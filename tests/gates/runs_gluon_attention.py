@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from attention_worker.kernels import sparse_mla
-from attention_worker.kernels.sparse_mla import launch
+from attention_worker.kernels.sparse_mla import launch, plan
 from tests.gates import runs_sparse_mla as inputs
 from tests.gates.kernels import Run
 
@@ -16,6 +17,12 @@ _PAGES = 120
 """So that rows have blocks enough to fill the buffers more than once."""
 
 _attend = partial(inputs.attend, arch="90", pages=_PAGES, tokens=2)
+
+
+def _spread(buffers: int = 8, **case: Any) -> None:
+    """One split of a few tokens on a large GPU."""
+    with patch.object(plan, "_SPREAD_BUFFERS", buffers):
+        _attend(invariant=True, splits=1, processors=1000, **case)
 
 
 class _Partials:
@@ -32,7 +39,10 @@ class _Partials:
 
 
 def _same_partials(kind: str, heads: int, tokens: int, k: int) -> None:
-    """What is merged of a row is the same, however many programs share its splits."""
+    """What is merged of a row is the same, however many programs share its splits.
+
+    With more than 32 heads in bf16 few tokens have kernels of their own.
+    """
     q = inputs.random(1, tokens, heads, 576).to(torch.bfloat16)
     cache, slots = inputs.cached(kind, 576, _PAGES), inputs.chosen_slots(tokens, k, _PAGES)
 
@@ -83,6 +93,9 @@ _CASES: dict[str, Callable[[], None]] = {
     "narrow, merged by the program": partial(_attend, k=300, invariant=True),
     "wide": partial(_attend, k=300, splits=1, heads=40, paged=True),
     "wide, no rope part": partial(_attend, k=200, splits=1, heads=33, width=512),
+    "spread": partial(_spread, k=130, heads=40, paged=True),
+    "spread, two blocks in flight": partial(_spread, 2, k=250, heads=64),
+    "spread, no rope part": partial(_spread, k=50, heads=33, width=512),
     "fp8, 16 heads": partial(_attend, "fp8", k=200, splits=1),
     "fp8, split and merged": partial(_attend, "fp8", k=100, splits=2, heads=2),
     "fp8, 32 heads": partial(_attend, "fp8", k=200, splits=1, heads=20),

@@ -180,6 +180,7 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
     ) -> Any:
         access = self.warps.start_product()
         left, right = (self._operand(operand, access) for operand in (a, b))
+        # In float64, so that an element's bits do not depend on the shape, as on the GPU.
         result = np.matmul(left, right)
         if use_acc.data.item():
             result = result + acc.data
@@ -193,7 +194,7 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
         if isinstance(operand, View):
             self.memory.access(operand, access, self.warps)
             operand = Handle(operand.read(), operand.kind)
-        return repaired._as_float32(operand).astype(np.float32)
+        return repaired._as_float32(operand).astype(np.float64)
 
     def create_warpgroup_mma_wait(self, handles: Sequence[Any], outstanding: int) -> list[Any]:
         self.warps.wait_for_products(outstanding)
