@@ -15,7 +15,6 @@ from importlib import import_module
 from itertools import islice
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # products are small, and threads would wait for cores
 
 from tests.gates.kernels import Run, runs
 
