@@ -4,11 +4,8 @@ Triton 3.6 interprets bf16 as if it were 16-bit integers in dots, arithmetic and
 e4m3 wrap where the hardware saturates; numbers come out that are wrong without a word. Import
 this after TRITON_INTERPRET=1 was set and before a kernel runs: importing repairs. What is not
 repaired (reductions, functions and conversions from integers in these types) is refused.
-
-What programmatic dependent launch asks for is nothing here: launches run one after the other.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -114,10 +111,6 @@ def _check_reduction(self: Any, inputs: Any) -> None:
     _check_reduced(self, inputs)
 
 
-def _nothing() -> None:
-    """Of programmatic dependent launch."""
-
-
 def _repair() -> None:
     interpreter._convert_float = _converted
     interpreter.ReduceScanOpInterface.check_tensor = _check_reduction
@@ -127,9 +120,6 @@ def _repair() -> None:
     _builder.ternary_op = _ternary
     _builder.create_fma = _multiply_add
     _builder.cast_impl = _cast_number
-    # (Triton makes two modules of one file.)
-    for module in (tl.extra.cuda, sys.modules["triton.language.extra.cuda"]):
-        module.gdc_wait = module.gdc_launch_dependents = _nothing
 
 
 _repair()

@@ -30,6 +30,9 @@ _wide = partial(Fault, f"{_SPARSE_MLA}.hopper_wide", "sparse_mla in Gluon, wide"
 _wide_latent = partial(
     Fault, f"{_SPARSE_MLA}.hopper_wide", "sparse_mla in Gluon, wide, no rope part"
 )
+_spread = partial(
+    Fault, f"{_SPARSE_MLA}.hopper_spread", "sparse_mla in Gluon, spread, two blocks in flight"
+)
 _fp8 = partial(Fault, f"{_SPARSE_MLA}.hopper_fp8", "sparse_mla in Gluon, fp8, 16 heads")
 _fp8_products = partial(
     Fault, f"{_SPARSE_MLA}.hopper_fp8_products", "sparse_mla in Gluon, fp8, 16 heads",
@@ -97,6 +100,14 @@ FAULTS: dict[str, Fault] = {
         "mbarrier.init(full.index(i), count=32 * _GATHER_WARPS + 1)",
         "mbarrier.init(full.index(i), count=32 * _GATHER_WARPS)",
         "nothing orders it after the store",
+    ),
+    "spread: scores are read before the kernel that stores them has ended": _spread(
+        "    gdc_wait()\n", "", "before gdc_wait"
+    ),
+    "spread: a tile of another block's scores": _spread("        tile += 1\n", "", "relative error"),
+    "spread: weights of a block are stored while the last ones are multiplied": _spread(
+        "acc = warpgroup_mma_wait(0, deps=[acc])", "acc = warpgroup_mma_wait(1, deps=[acc])",
+        "warpgroup_mma_wait(1) does not wait",
     ),
     "fp8: a buffer is freed before it is read": _fp8_products(
         "if group == 3:", "if group == 2:", "nothing orders it after the load"

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language._core import (
     shared_memory_descriptor_type,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.runtime import interpreter
 from triton.runtime.jit import mangle_type
 
 from tests.gates import watch
@@ -143,6 +144,7 @@ def _own(to_ir: Any) -> Any:
 
 def _launch(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
     signature = inspect.signature(self.fn)
+    early = named.get("launch_pdl", False)
     named = {name: value for name, value in named.items() if name in signature.parameters}
     given = signature.bind(*arguments, **named).arguments
     notes = self.fn.__annotations__
@@ -155,15 +157,17 @@ def _launch(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -
     semantic = names.semantic
     builder = semantic.builder
     with (
-        watch.watching(f"{self.fn.__module__}:{self.fn.__name__}", tensors),
+        watch.watching(f"{self.fn.__module__}:{self.fn.__name__}", tensors, early),
         _tensors_run_here(semantic),
         np.errstate(all="ignore"),
     ):
         ready = {name: _argument(value, notes.get(name)) for name, value in given.items()}
         sizes = (*grid, 1, 1)[:3]
-        builder.set_grid_dim(*sizes)
+        for one in (builder, interpreter.interpreter_builder):
+            one.set_grid_dim(*sizes)
         for x, y, z in np.ndindex(*sizes):
-            builder.set_grid_idx(x, y, z)
+            for one in (builder, interpreter.interpreter_builder):
+                one.set_grid_idx(x, y, z)
             builder.start(f"program {x}", given["num_warps"])
             names.function(self.fn)(**ready)
             builder.end()
