@@ -104,7 +104,7 @@ FAULTS: dict[str, Fault] = {
     "spread: scores are read before the kernel that stores them has ended": _spread(
         "    gdc_wait()\n", "", "before gdc_wait"
     ),
-    "spread: a tile of another block's scores": _spread("        tile += 1\n", "", "relative error"),
+    "spread: scores of another block": _spread("        tile += 1\n", "", "relative error"),
     "spread: weights of a block are stored while the last ones are multiplied": _spread(
         "acc = warpgroup_mma_wait(0, deps=[acc])", "acc = warpgroup_mma_wait(1, deps=[acc])",
         "warpgroup_mma_wait(1) does not wait",

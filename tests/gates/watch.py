@@ -9,7 +9,6 @@ A kernel that is launched early (`launch_pdl`) runs after the one before it here
 """
 
 import sys
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
