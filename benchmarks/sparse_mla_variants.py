@@ -64,6 +64,14 @@ QUESTIONS = {
             ),
         },
     ),
+    "batch-invariant, 17 to 32 heads: eight splits or sixteen": Question(
+        "bf16", ((32, 1), (32, 8), (32, 64), (32, 512)),
+        {
+            "the automatic choice": Variant(),
+            "8 splits": Variant(_INVARIANT),
+            "16 splits": Variant(_INVARIANT, {"_INVARIANT_SPLITS": {16: 16, 32: 16, 64: 4}}),
+        },
+    ),
     "fp8, 16 heads: does a gathered token cost requests of half a line, or the block's chain": (
         Question(
             "fp8_ds_mla", ((16, 64),),
