@@ -1,4 +1,4 @@
-"""What is run of the attention kernels in Gluon: SM90's forms against the reference."""
+"""What is run of the attention kernels in Gluon: SM90's forms against float64."""
 
 from collections.abc import Callable
 from functools import partial
