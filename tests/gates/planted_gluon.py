@@ -115,6 +115,13 @@ FAULTS: dict[str, Fault] = {
     "fp8: codes in another order than their weights": _fp8_products(
         "prmt.b32 $0, $2, $3, 0x6240;", "prmt.b32 $0, $2, $3, 0x6420;", "relative error"
     ),
+    "fp8: codes are read as if they lay otherwise": _fp8_products(
+        "CODES: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)",
+        "CODES: gl.constexpr = gl.NVMMASharedLayout(64, 8, 2)", "lies otherwise",
+    ),
+    "fp8: a promise of alignment that does not hold": _fp8(
+        "gl.multiple_of(offset, 16)", "gl.multiple_of(offset, 32)", "of what is none"
+    ),
     "fp8: no fence before the products": _fp8(
         _FENCE + "            scores = score_block(", "            scores = score_block(",
         "nothing orders it after the copy",

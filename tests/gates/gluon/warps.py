@@ -88,7 +88,7 @@ class Warps:
 
     def wait_for_copies(self, outstanding: int) -> None:
         """As cp.async.wait_group: copies that were never committed are not waited for."""
-        done = self._groups[: len(self._groups) - outstanding]
+        done = self._groups[: max(0, len(self._groups) - outstanding)]
         self._copies_done = max(self._copies_done, *done, 0)
 
     def start_product(self) -> Access:
