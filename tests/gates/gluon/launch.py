@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,10 +81,7 @@ def _argument(value: Any, annotation: Any) -> Any:
     return tl.tensor(Handle(np.array([value], numpy_type(kind)), kind), kind)
 
 
-@lru_cache
-def _names() -> Names:
-    return Names(Semantic(Builder()))
-
+_NAMES = Names(Semantic(Builder()))
 
 _TYPES = (
     tl.dtype, tl.block_type, tl.pointer_type, distributed_type, shared_memory_descriptor_type,
@@ -153,8 +149,7 @@ def _launch(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -
         for value in given.values()
         if isinstance(value, (Tensor, TensorDescriptor))
     ]
-    names = _names()
-    semantic = names.semantic
+    semantic = _NAMES.semantic
     builder = semantic.builder
     with (
         watch.watching(f"{self.fn.__module__}:{self.fn.__name__}", tensors, early),
@@ -169,7 +164,7 @@ def _launch(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -
             for one in (builder, interpreter.interpreter_builder):
                 one.set_grid_idx(x, y, z)
             builder.start(f"program {x}", given["num_warps"])
-            names.function(self.fn)(**ready)
+            _NAMES.function(self.fn)(**ready)
             builder.end()
 
 

@@ -74,7 +74,7 @@ class Names:
         if isinstance(value, ConstexprFunction):
             return value
         if isinstance(value, (JITCallable, InterpretedFunction)):
-            return partial_named(self.function, value.fn)
+            return self._callee(value.fn)
         if isinstance(value, tl.constexpr):
             return value.value
         if isinstance(value, ModuleType):
@@ -82,6 +82,15 @@ class Names:
         if tl.core.is_builtin(value):
             return partial(value, _semantic=self.semantic)
         return value
+
+    def _callee(self, source: Callable[..., Any]) -> Callable[..., Any]:
+        """What calls a jitted function, which is read when it is first called."""
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            return self.function(source)(*arguments, **named)
+
+        call.__name__ = source.__name__
+        return call
 
     def function(self, source: Callable[..., Any]) -> Callable[..., Any]:
         """A jitted function's Python function, as it runs here."""
@@ -106,15 +115,3 @@ class Names:
             bound[_ASSIGNED] = lambda value: self.semantic.to_tensor(value, False)
             self._globals[id(names)] = bound
         return self._globals[id(names)]
-
-
-def partial_named(
-    find: Callable[[Any], Callable[..., Any]], source: Callable[..., Any]
-) -> Callable[..., Any]:
-    """A call of a jitted function, which is compiled when it is first called."""
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        return find(source)(*arguments, **named)
-
-    call.__name__ = source.__name__
-    return call
