@@ -1,7 +1,5 @@
 """Behind a wait, in one launch: the answer is handed back, or else the layer is computed here."""
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -9,7 +7,7 @@ from indexer_service.kernels.architecture import architecture
 from indexer_service.kernels.indexer.rescue import (
     POINTERS,
     UNSPECIALISED,
-    arguments,
+    RescueInputs,
     rescue_request,
 )
 from ipc_handoff.kernels.hand_back import BLOCK, hand_rows_back
@@ -53,18 +51,18 @@ def answer_or_rescue_kernel(
     )  # fmt: skip
 
 
-def answer_or_rescue(memory: WorkerMemory, inputs: dict[str, Any], *, ordinal: int) -> None:
+def answer_or_rescue(memory: WorkerMemory, inputs: RescueInputs, *, ordinal: int) -> None:
     """Write a decode layer's answer into `out`, or what `rescue` computes; can be captured.
 
     Args:
-        inputs: those of `rescue` by name; `enabled` is the memory's `rescued`, and `out` has the
-            requests' rows and no others.
+        inputs: of which `enabled` is the memory's `rescued`, and `out` has the requests' rows and
+            no others.
     """
     dependent = dependent_launch(memory.device)
-    k, out = memory.geometry.top_k, inputs["out"]
-    answer_or_rescue_kernel[(1, len(inputs["q"]))](
+    k, out = memory.geometry.top_k, inputs.out
+    answer_or_rescue_kernel[(1, len(inputs.q))](
         memory.state, memory.decision, memory.found.count, memory.found.entries, ordinal,
-        **arguments(**inputs), K=k,
+        **inputs.arguments(), K=k,
         BACK=min(BLOCK, triton.next_power_of_2(k)),
         VECTOR=together(out.data_ptr(), out.stride(0) * INDEX_BYTES, k * INDEX_BYTES),
         CHECKED=memory.checks_generations, PDL=dependent, launch_pdl=dependent,

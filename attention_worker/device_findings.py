@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from attention_worker.inline_kernels import Looks
-from indexer_client.step_findings import StepFindings
+from indexer_client.step_findings import WorkerFindings
 from ipc_handoff.detectors import Detector
 from ipc_handoff.findings import FindingKind
 from ipc_handoff.generations import Generation, named
@@ -39,7 +39,7 @@ class DeviceFindings:
     found: where the kernels tell.
     """
 
-    def __init__(self, findings: StepFindings, found: Found) -> None:
+    def __init__(self, findings: WorkerFindings, found: Found) -> None:
         self._findings = findings
         self._found = found
         self._last: tuple[int, int, int, int] | None = None

@@ -66,6 +66,4 @@ class DeviceStampRing:
         if int(copied[0]) != step or int(generation[0]) != step:
             self.lost += 1
             return None
-        cells = copied[1:].tolist()
-        begins = range(0, self._cells, self._stages)
-        return StepTimes(cells[i : i + self._stages] for i in begins)
+        return StepTimes.of_cells(copied[1:].tolist(), self._stages)

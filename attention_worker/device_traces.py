@@ -3,7 +3,6 @@
 import logging
 import queue
 import threading
-import time
 from dataclasses import dataclass
 
 import torch
@@ -14,16 +13,12 @@ from attention_worker.streams import new_event
 from indexer_client.metrics import WorkerMetrics
 from indexer_client.step import Begun
 from indexer_client.worker_traces import EndedStep, WorkerTraces
-from ipc_handoff.kernels.clock import ClockOffset, on_the_hosts_clock
-from ipc_handoff.stamps import StepTimes
+from ipc_handoff.kernels.clock import HostsClock
+from ipc_handoff.stamps import StepTimes, is_sample
 
 logger = logging.getLogger(__name__)
 
 _QUEUED = 256
-_TIMED_STEPS = 16
-"""One step of so many is timed for metrics: a look at the device's stamps costs a copy."""
-_CLOCK_SECONDS = 1.0
-"""The two clocks run apart: they are looked at anew so often."""
 
 
 class HostStamps:
@@ -31,14 +26,12 @@ class HostStamps:
 
     def __init__(self, counts: DeviceCounts) -> None:
         self._counts = counts
-        self._clock, self._looked = ClockOffset(0, 0), -_CLOCK_SECONDS
+        self._clock = HostsClock(counts.clock)
 
     def read(self, step: int) -> StepTimes | None:
         """Times [layers][WorkerStage] of a step that is over; None: overwritten, and counted."""
-        if time.monotonic() - self._looked >= _CLOCK_SECONDS:
-            self._clock, self._looked = self._counts.clock(), time.monotonic()
         times = self._counts.stamps(step)
-        return None if times is None else on_the_hosts_clock(times, self._clock)
+        return None if times is None else self._clock.of(times)
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ class DeviceTraces:
     def _is_timed(self, begun: Begun) -> bool:
         """Its stages go into the metrics."""
         has_stamps = self._stamps is not None and begun.attachment is not None
-        return has_stamps and self._metrics is not None and begun.number % _TIMED_STEPS == 0
+        return has_stamps and self._metrics is not None and is_sample(begun.number)
 
     def _run(self) -> None:
         leave_captures_alone()

@@ -1,11 +1,11 @@
 """The indexer inside the worker: what computes a layer when the service does not answer."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from indexer_client.inputs import StepInputs
 from indexer_service.kernels.checked_inputs import checked_copy
 from indexer_service.kernels.checks import fault, positive
 from indexer_service.kernels.configuration import Configuration, configuration
@@ -13,31 +13,6 @@ from indexer_service.kernels.k_cache.layout import check_k_cache
 from indexer_service.kernels.step import RowFault, select_step
 
 logger = logging.getLogger(__name__)
-
-
-class StepInputs(Protocol):
-    """What a step gives all its layers; the client's own type has these attributes.
-
-    query_start int32 [R+1], seq_lens int32 [R], block_table int32 [R, n]; the first
-    `decode_requests` requests have `rows_per_decode` rows each; no length exceeds `max_length`.
-    """
-
-    @property
-    def query_start(self) -> Tensor: ...
-    @property
-    def seq_lens(self) -> Tensor: ...
-    @property
-    def block_table(self) -> Tensor: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def decode_requests(self) -> int: ...
-    @property
-    def rows_per_decode(self) -> int: ...
-    @property
-    def max_length(self) -> int: ...
-    @property
-    def exact_seq_lens(self) -> Sequence[int] | None: ...
 
 
 class InlineSelector:
@@ -104,6 +79,7 @@ class InlineSelector:
             page_size=k_cache.shape[1],
             max_length=inputs.max_length,
             exact_seq_lens=inputs.exact_seq_lens,
+            exact_query_start=inputs.exact_query_start,
         )
         if checked.faults:
             # Chosen here: kept, a method of its own would hold the caches in a circle.

@@ -6,7 +6,6 @@ a lost answer stands behind it; of other layers all stands behind (see `InlineLa
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,8 @@ from attention_worker.step_shape import StepShape
 from indexer_client.inputs import StepInputs
 from indexer_service.kernels.architecture import processors, sized_for
 from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked
-from indexer_service.kernels.indexer.rescue import rescue, rescue_bytes
+from indexer_service.kernels.indexer.rescue import RescueInputs, rescue, rescue_bytes
+from indexer_service.kernels.indexer.windows import DEFAULT_WORKSPACE
 from indexer_service.kernels.row_places import Told
 from indexer_service.kernels.step import enqueue_step
 from ipc_handoff.kernels.found import Found, tell_found
@@ -25,7 +25,6 @@ from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 
 _NONE = -1
-_RESCUE_BYTES = 1 << 28
 _SHADOW = 4
 """Of the programs that a layer is computed by where nobody else works: one part in so many."""
 
@@ -160,17 +159,17 @@ class InlineKernels:
     def can_rescue(self, shape: StepShape) -> bool:
         """Whether the small form fits a forward."""
         longest = self._columns(shape) * self._geometry.page_size
-        room = _RESCUE_BYTES if self._workspace is None else self._workspace
+        room = DEFAULT_WORKSPACE if self._workspace is None else self._workspace
         return self._is_cuda and shape.is_decode and rescue_bytes(shape.rows, longest) <= room
 
     def to_rescue(
         self, layer: int, q: Tensor, weights: Tensor, shape: StepShape, out: Tensor, enabled: Tensor
-    ) -> dict[str, Any]:
+    ) -> RescueInputs:
         """What `rescue` takes for decodes: it selects as `select`, the same bits from one small
         launch, slow if it is enabled.
         """
         rows, requests = shape.rows, shape.requests
-        return dict(
+        return RescueInputs(
             q=q[:rows].view(requests, shape.rows_per_decode, *q.shape[1:]),
             k_cache=self._k_caches[layer],
             weights=weights[:rows],
@@ -215,7 +214,7 @@ class InlineLayer:
 
     def behind_the_wait(self, rescued: Tensor, inline: Tensor) -> None:
         if self.kernels.can_rescue(self.shape):
-            rescue(**self._to_rescue(rescued))
+            rescue(self._to_rescue(rescued))
         else:
             self._select(inline)
 
@@ -226,7 +225,7 @@ class InlineLayer:
         answer_or_rescue(memory, self._to_rescue(memory.rescued), ordinal=ordinal)
         return True
 
-    def _to_rescue(self, enabled: Tensor) -> dict[str, Any]:
+    def _to_rescue(self, enabled: Tensor) -> RescueInputs:
         return self.kernels.to_rescue(
             self.number, self.q, self.weights, self.shape, self.out, enabled
         )

@@ -10,7 +10,7 @@ from attention_worker.streams import new_event
 from ipc_handoff.banks import ANSWERS
 from ipc_handoff.device_banks import DeviceBank
 from ipc_handoff.device_layout import DEVICE_STAMPED_STEPS
-from ipc_handoff.kernels.clock import on_the_hosts_clock
+from ipc_handoff.kernels.clock import HostsClock
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import TensorSpec
 from ipc_handoff.stages import SERVICE_STAGES
@@ -30,11 +30,11 @@ class ServiceStamps(DeviceStampRing):
         self, blocks: Tensor, layers: int, stages: int, reader: SideReader, stamped_by: SideReader
     ) -> None:
         super().__init__(blocks, layers, stages, reader)
-        self._stamped_by = stamped_by
+        self._clock = HostsClock(stamped_by.clock)
 
     def read(self, step: int) -> StepTimes | None:
         times = super().read(step)
-        return None if times is None else on_the_hosts_clock(times, self._stamped_by.clock())
+        return None if times is None else self._clock.of(times)
 
 
 class WorkerBank(DeviceBank):

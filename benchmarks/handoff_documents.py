@@ -97,7 +97,9 @@ def _number(values: dict[str, Any], name: str) -> str:
 
 def _right(values: dict[str, Any]) -> str:
     """Whether the service answered every layer, and with the same bits."""
-    return "all" if values["equal"] and values["answered"] else "**no**"
+    if not values["equal"]:
+        return "**other bits**"
+    return "all" if values["answered"] else "not all answered"
 
 
 def _share(values: dict[str, Any]) -> str:

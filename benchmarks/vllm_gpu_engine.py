@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from deepseek_v32 import config
 
 LAYERS, HEADS, INDEX_HEADS, TOP_K, VOCABULARY = 8, 16, 64, 2048, 2048
 LONGEST = 140_000
@@ -26,47 +27,16 @@ ROWS = ((1, 4096), (1, 65536), (8, 16384), (32, 4096), (1, 131072))
 TIMED_TOKENS, ROUNDS = 64, 3
 CHECKED_TOKENS = 16
 
-CONFIG = {
-    "architectures": ["DeepseekV32ForCausalLM"],
-    "model_type": "deepseek_v32",
-    "hidden_size": 1024,
-    "intermediate_size": 1024,
-    "moe_intermediate_size": 64,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-6,
-    "q_lora_rank": 512,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": LAYERS,
-    "moe_layer_freq": 1,
-    "index_n_heads": INDEX_HEADS,
-    "index_head_dim": 128,
-    "index_topk": TOP_K,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "tie_word_embeddings": False,
-    "rope_theta": 10000.0,
-    "attention_bias": False,
-    "num_nextn_predict_layers": 0,
-    "ep_size": 1,
-}
+CONFIG = config(
+    hidden=1024,
+    layers=LAYERS,
+    heads=HEADS,
+    vocabulary=VOCABULARY,
+    longest=262144,
+    q_lora=512,
+    index_heads=INDEX_HEADS,
+    top_k=TOP_K,
+)
 
 
 def main() -> None:

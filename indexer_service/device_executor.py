@@ -22,11 +22,11 @@ from indexer_service.launch_budget import LaunchBudget
 from indexer_service.plans import check_plan
 from indexer_service.preparation import Preparation
 from indexer_service.session_regions import DeviceViews
-from indexer_service.step_findings import StepFindings
+from indexer_service.step_findings import ServiceFindings
 from indexer_service.step_flags import POLLING, flags_of
 from indexer_service.step_graphs import GraphKey, StepGraphs, first_shapes, key_of, shape_of
 from indexer_service.step_inputs import k_caches_of, offsets_of
-from indexer_service.step_kernels import STEP_WORDS, StepKernels, StepShape
+from indexer_service.step_kernels import STEP_WORDS, LaunchShape, StepKernels
 from indexer_service.step_slots import StepSlot, StepSlots
 from ipc_handoff.detectors import NO_DETECTION, Detection
 from ipc_handoff.kernels.clock import ClockOffset, clock_offset
@@ -67,7 +67,7 @@ class DeviceExecutor:
         assert isinstance(engine, TritonEngine)
         self._engine = engine
         self._gate_bound = gate_bound_seconds
-        self._findings = StepFindings(detection, attachment.geometry.layers)
+        self._findings = ServiceFindings(detection, attachment.geometry.layers)
         self._stamped = stamped
         self._is_closing = is_closing
         self._make_stream = make_stream
@@ -165,6 +165,7 @@ class DeviceExecutor:
                 # looks at answers of no step.
                 for shape in first_shapes(geometry):
                     kernels.launch(shape, caches[:1])
+                kernels.make_give_up()
                 capturing.synchronize()
             self._prepared.add(rows_per_decode)
 
@@ -258,10 +259,10 @@ class DeviceExecutor:
             assert self._slots is not None
             self._slots.give_back(slot)
 
-    def _shape(self, plan: pb.StepPlan, offsets: Sequence[int]) -> StepShape:
+    def _shape(self, plan: pb.StepPlan, offsets: Sequence[int]) -> LaunchShape:
         geometry = self._at.geometry
         exact = list(plan.exact.seq_lens)
-        return StepShape(
+        return LaunchShape(
             slot=geometry.staging.slot_of(plan.step),
             decode_requests=plan.decode_requests,
             rows_per_decode=plan.rows_per_decode,

@@ -1,6 +1,5 @@
 """One step on a GPU's stream, from its launch to its report, and the times of its stages."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -8,17 +7,14 @@ import torch
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.device_stream import Mark, told_when_lost
 from indexer_service.executor import StepCancelled
-from indexer_service.step_findings import StepFindings
+from indexer_service.step_findings import ServiceFindings
 from indexer_service.step_inputs import report_faults
 from indexer_service.step_slots import StepSlot, StepSlots
 from ipc_handoff.generations import Generation
-from ipc_handoff.kernels.clock import ClockOffset, on_the_hosts_clock
+from ipc_handoff.kernels.clock import ClockOffset, HostsClock
 from ipc_handoff.kernels.words import GateEnd
 from ipc_handoff.stages import SERVICE_STAGES
-from ipc_handoff.stamps import StepTimes
-
-_CLOCK_SECONDS = 1.0
-_TIMED_STEPS = 16
+from ipc_handoff.stamps import StepTimes, is_sample
 
 _WHY = {
     GateEnd.LATE: "gate: the worker did not come within {bound} s",
@@ -30,14 +26,14 @@ _WHY = {
 
 def is_timed(plan: pb.StepPlan) -> bool:
     """Whether the times of the step's stages are wanted: it is traced, or a sample for metrics."""
-    return bool(plan.trace.trace_id) or plan.step % _TIMED_STEPS == 0
+    return bool(plan.trace.trace_id) or is_sample(plan.step)
 
 
 class StageTimes:
     """What the device stamped, on the host's clock.
 
     Args:
-        look: at the device's clock; waits, some tenths of a millisecond.
+        look: at the device's clock; waits.
         layers: of the session.
 
     Attributes:
@@ -45,8 +41,8 @@ class StageTimes:
     """
 
     def __init__(self, look: Callable[[], ClockOffset], layers: int) -> None:
-        self._look = look
-        self._clock, self._looked = look(), time.monotonic()
+        self._clock = HostsClock(look)
+        self._clock.look()  # which makes its kernel
         self._cells = layers * len(SERVICE_STAGES)
         self.lost = 0
 
@@ -56,13 +52,7 @@ class StageTimes:
         if generation != step:
             self.lost += 1
             return None
-        # The two clocks drift apart, by tens of microseconds a second.
-        if time.monotonic() - self._looked >= _CLOCK_SECONDS:
-            self._clock, self._looked = self._look(), time.monotonic()
-        stages = len(SERVICE_STAGES)
-        begins = range(0, self._cells, stages)
-        times = StepTimes(cells[i : i + stages] for i in begins)
-        return on_the_hosts_clock(times, self._clock)
+        return self._clock.of(StepTimes.of_cells(cells[: self._cells], len(SERVICE_STAGES)))
 
 
 class DeviceStep:
@@ -91,7 +81,7 @@ class DeviceStep:
         stages: StageTimes | None,
         gate_bound: float,
         device: torch.device,
-        findings: StepFindings,
+        findings: ServiceFindings,
     ) -> None:
         self._device = device
         self._findings = findings
@@ -101,7 +91,7 @@ class DeviceStep:
         self._mark = mark
         self._stages = stages
         self._gate_bound = gate_bound
-        self._times: StepTimes | None = None
+        self._times: StepTimes | None = StepTimes(())
 
     def is_finished(self) -> bool:
         with told_when_lost(self._device):

@@ -2,12 +2,29 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.attachment import Attachment
 from ipc_handoff.findings import Finding
+from ipc_handoff.telemetry.attributes import Times
 
 logger = logging.getLogger(__name__)
+
+
+class FinishedStep(NamedTuple):
+    """A step that was answered, given up or refused, and reported.
+
+    Attributes:
+        times: [layer ordinal][ServiceStage], ns of CLOCK_MONOTONIC; None if they were overwritten,
+            () if there are none: nobody wanted them, or it was refused or given up at once.
+        layers: the session's layer ids by ordinal.
+    """
+
+    plan: pb.StepPlan
+    report: pb.StepReport
+    times: Times | None
+    layers: Sequence[int]
 
 
 class StepObserver:
@@ -19,20 +36,8 @@ class StepObserver:
     def attached(self, attachment: Attachment) -> None:
         """Steps may come now. Its memory must not be held beyond `ended`."""
 
-    def step_finished(
-        self,
-        plan: pb.StepPlan,
-        report: pb.StepReport,
-        times: Sequence[Sequence[int]] | None,
-        layers: Sequence[int],
-    ) -> None:
-        """A step's answers are out.
-
-        Args:
-            times: [layer ordinal][ServiceStage], nanoseconds; None if they were overwritten
-                or the plan was refused.
-            layers: the session's layer ids by ordinal.
-        """
+    def step_finished(self, step: FinishedStep) -> None:
+        """A step's report is out, and whatever answers it has."""
 
     def ended(self, epoch: int) -> None:
         """No step will come; told before the worker may use the memory again."""
@@ -51,20 +56,10 @@ class StepObservers(StepObserver):
         for observer in self._observers:
             tell(observer, attachment.epoch, "attached", lambda o: o.attached(attachment))
 
-    def step_finished(
-        self,
-        plan: pb.StepPlan,
-        report: pb.StepReport,
-        times: Sequence[Sequence[int]] | None,
-        layers: Sequence[int],
-    ) -> None:
+    def step_finished(self, step: FinishedStep) -> None:
+        epoch, what = step.report.epoch, f"step {step.report.step}"
         for observer in self._observers:
-            tell(
-                observer,
-                report.epoch,
-                f"step {report.step}",
-                lambda o: o.step_finished(plan, report, times, layers),
-            )
+            tell(observer, epoch, what, lambda o: o.step_finished(step))
 
     def ended(self, epoch: int) -> None:
         for observer in self._observers:

@@ -29,7 +29,7 @@ class BegunStep(Protocol):
         """
 
     def times(self) -> StepTimes | None:
-        """Of its stages, after `finish`; None if they were overwritten or nobody asked."""
+        """Of its stages, after `finish`; None if they were overwritten, none if nobody asked."""
 
 
 class Executor(Protocol):

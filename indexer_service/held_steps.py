@@ -1,15 +1,15 @@
 """One attachment's traced steps: those that are kept, and those that nobody has decided about."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service.events import FinishedStep
 from ipc_handoff.doorbells import ServiceBells
 from ipc_handoff.findings import Finding
 from ipc_handoff.layout import HELD_STEPS
 from ipc_handoff.stages import SERVICE_SPANS
-from ipc_handoff.telemetry.attributes import Attributes, Times
+from ipc_handoff.telemetry.attributes import Attributes
 from ipc_handoff.telemetry.step_trace import SAMPLED
 from ipc_handoff.telemetry.tracing import Tracing
 
@@ -19,17 +19,22 @@ class TracedStep:
     """A step that is over.
 
     Attributes:
-        times: [layer ordinal][ServiceStage]; None: lost, or exported already.
+        attributes: of its spans.
         is_exported: its spans were made; what is found now gets a span of its own.
     """
 
-    step: int
-    context: pb.TraceContext
+    finished: FinishedStep
     attributes: Attributes
-    times: Times | None
-    layers: Sequence[int]
     findings: list[Finding] = field(default_factory=list)
     is_exported: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.finished.plan.step
+
+    @property
+    def context(self) -> pb.TraceContext:
+        return self.finished.plan.trace
 
 
 class HeldSteps:
@@ -52,7 +57,7 @@ class HeldSteps:
     def found(self, finding: Finding) -> None:
         """Of a step that runs, or of one of the newest."""
         for held in self._steps:
-            if held.step == finding.step:
+            if held.number == finding.step:
                 held.findings.append(finding)
                 self._decide(held)
                 return
@@ -70,7 +75,7 @@ class HeldSteps:
         Args:
             keep: for what happened in it.
         """
-        step.findings += self._early.pop(step.step, [])
+        step.findings += self._early.pop(step.number, [])
         self._steps.append(step)
         self._decide(step, keep)
         while len(self._steps) > HELD_STEPS:
@@ -97,23 +102,23 @@ class HeldSteps:
         is_sampled = bool(held.context.flags & SAMPLED)
         if keep or held.findings:
             if not is_sampled:
-                self.bells.keep(held.step)
-        elif not (is_sampled or self.bells.is_kept(held.step)):
+                self.bells.keep(held.number)
+        elif not (is_sampled or self.bells.is_kept(held.number)):
             return
         self._export(held)
 
     def _export(self, held: TracedStep) -> None:
         left = held.findings
-        if held.times is not None:
+        if held.finished.times:
             left = self._tracing.stage_spans(
                 held.context,
                 SERVICE_SPANS,
-                held.times,
-                held.layers,
+                held.finished.times,
+                held.finished.layers,
                 held.attributes,
                 findings=held.findings,
             )
-            self.exported.append(held.step)
+            self.exported.append(held.number)
         self._tracing.finding_span(held.context, left, held.attributes)
-        held.times, held.findings, held.is_exported = None, [], True
+        held.findings, held.is_exported = [], True
         self.kept += 1

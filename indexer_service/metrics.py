@@ -1,15 +1,12 @@
 """What the service counts, and times, for metrics."""
 
-from collections.abc import Sequence
-
 from dsa_indexer.v1 import indexer_pb2 as pb
-from indexer_service.events import StepObserver
+from indexer_service.events import FinishedStep, StepObserver
 from indexer_service.session_table import SessionTable
 from indexer_service.telemetry import StepTelemetry
 from ipc_handoff.findings import Finding
 from ipc_handoff.stages import SERVICE_SPANS
 from ipc_handoff.telemetry import catalogue
-from ipc_handoff.telemetry.attributes import Times
 from ipc_handoff.telemetry.metrics import Metrics, Observed
 from ipc_handoff.telemetry.stage_metrics import record_stages
 
@@ -23,14 +20,8 @@ class StepMetrics(StepObserver):
         self._metrics = metrics
         self._stale_plans = 0
 
-    def step_finished(
-        self,
-        plan: pb.StepPlan,
-        report: pb.StepReport,
-        times: Times | None,
-        layers: Sequence[int],
-    ) -> None:
-        metrics = self._metrics
+    def step_finished(self, step: FinishedStep) -> None:
+        metrics, plan, report = self._metrics, step.plan, step.report
         status = pb.StepStatus.Name(report.status).removeprefix("STEP_STATUS_").lower()
         metrics.count(catalogue.STEPS, label=status)
         if report.fault_count:
@@ -39,10 +30,10 @@ class StepMetrics(StepObserver):
             if plan.epoch != report.epoch:
                 self._stale_plans += 1
             return
-        if times is not None:
-            record_stages(metrics, _SIDE, SERVICE_SPANS, times, plan.step, plan.trace)
-        elif plan.trace.trace_id:
+        if step.times is None:
             metrics.count(catalogue.LOST_STAMPS, label=_SIDE)
+        else:
+            record_stages(metrics, _SIDE, SERVICE_SPANS, step.times, plan.step, plan.trace)
 
     def found(self, finding: Finding) -> None:
         self._metrics.count(catalogue.FINDINGS, label=finding.kind.value)

@@ -17,12 +17,13 @@ from functools import partial
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.attachment import Attachment
 from indexer_service.errors import precondition
-from indexer_service.events import StepObserver, tell
+from indexer_service.events import FinishedStep, StepObserver, tell
 from indexer_service.executor import DeviceLost, Executor, StepCancelled
 from indexer_service.plan_queue import OnReport, PlanQueue
 from indexer_service.running_step import RunningStep
 from indexer_service.threads import sleep_until_rung
 from ipc_handoff.errors import RingFull, RingLapped
+from ipc_handoff.telemetry.attributes import Times
 from ipc_handoff.wakeups import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -323,15 +324,12 @@ class StepRunner:
     def _tell_observer(self, step: RunningStep) -> None:
         if self._observer is None:
             return
-        times = None
+        times: Times | None = ()
         # The number of a plan that was refused may be another step's.
         if step.begun is not None and step.report.status != pb.STEP_STATUS_REJECTED:
             times = step.begun.times()
-        layers = self._at.geometry.layers
-        self._tell(
-            f"step {step.plan.step}",
-            lambda observer: observer.step_finished(step.plan, step.report, times, layers),
-        )
+        finished = FinishedStep(step.plan, step.report, times, self._at.geometry.layers)
+        self._tell(f"step {step.plan.step}", lambda observer: observer.step_finished(finished))
 
     def _refuse_waiting_plans(self) -> None:
         """Those in the ring too: their worker would wait for its whole bound otherwise."""

@@ -145,13 +145,20 @@ def _check_known(name: str, source: str) -> None:
 
 def _worded(error: ValidationError, flags: Mapping[str, Any], path: Path | None) -> SettingsError:
     """The first complaint in one line, with the place where the value was given."""
-    first = error.errors(include_url=False)[0]
-    name = str(first["loc"][0])
+    name, given, wish = first_complaint(error)
     if name in flags:
         place = f"--{name.replace('_', '-')}"
     elif _in_environment(name):
         place = _variable(name)
     else:
         place = f"{name} in {path}"
+    return SettingsError(f"{name}: {given!r} cannot be used (fix: {place}: {wish})")
+
+
+def first_complaint(error: ValidationError) -> tuple[str, Any, str]:
+    """The key, dotted where tables are nested; what was given; what is wanted."""
+    first = error.errors(include_url=False)[0]
     wish = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return SettingsError(f"{name}: {first['input']!r} cannot be used (fix: {place}: {wish})")
+    if first["type"] == "extra_forbidden":
+        wish = "another name, there is no such key"
+    return ".".join(map(str, first["loc"])), first["input"], wish

@@ -17,12 +17,12 @@ import torch
 
 from indexer_service.attachment import Attachment
 from indexer_service.device_stream import Mark
-from ipc_handoff.flag_words import Answer, FlagWords
+from ipc_handoff.flag_words import FlagWords
 from ipc_handoff.kernels.service_memory import ServiceMemory
-from ipc_handoff.kernels.tell import tell
+from ipc_handoff.kernels.tell import tell, tell_given_up
 from ipc_handoff.kernels.words import Gate
 from ipc_handoff.regions import HostMemory
-from ipc_handoff.stream_words import MappedFlags, wait_at_least, write_word
+from ipc_handoff.stream_words import MappedFlags, wait_at_least
 
 
 class Polling:
@@ -50,7 +50,7 @@ class Polling:
     def answered(self, memory: ServiceMemory, ordinal: int) -> None:
         """Behind a layer's answer."""
 
-    def given_up(self) -> None:
+    def given_up(self, memory: ServiceMemory, step: int) -> None:
         """Behind the word that says so of a step that was not launched."""
 
     def watched(self, mark: Mark) -> Mark:
@@ -116,10 +116,8 @@ class Sleeping(Polling):
         layout, address = self._mapped.layout, self._mapped.address
         tell(memory, address + layout.progress, address + layout.answer(ordinal))
 
-    def given_up(self) -> None:
-        for ordinal in range(self._words.layers):
-            answer = self._mapped.address + self._mapped.layout.answer(ordinal)
-            write_word(self._stream(), answer, Answer.CANCELLED)
+    def given_up(self, memory: ServiceMemory, step: int) -> None:
+        tell_given_up(memory, step, self._mapped.address + self._mapped.layout.answer(0))
 
     def watched(self, mark: Mark) -> Mark:
         return _Watched(mark, self._look)

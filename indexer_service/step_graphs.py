@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.executor import DeviceLost
-from indexer_service.step_kernels import StepShape
+from indexer_service.step_kernels import LaunchShape
 from ipc_handoff.layout import HandoffGeometry
 
 logger = logging.getLogger(__name__)
@@ -49,9 +49,9 @@ def buckets(rows_per_decode: int, geometry: HandoffGeometry) -> list[int]:
     return sorted(size for size in sizes if size * rows_per_decode <= geometry.max_rows)
 
 
-def shape_of(key: GraphKey, geometry: HandoffGeometry) -> StepShape:
+def shape_of(key: GraphKey, geometry: HandoffGeometry) -> LaunchShape:
     """The launches of a graph: for any lengths."""
-    return StepShape(
+    return LaunchShape(
         slot=key.slot,
         decode_requests=key.requests,
         rows_per_decode=key.rows_per_decode,
@@ -62,7 +62,7 @@ def shape_of(key: GraphKey, geometry: HandoffGeometry) -> StepShape:
     )
 
 
-def first_shapes(geometry: HandoffGeometry) -> list[StepShape]:
+def first_shapes(geometry: HandoffGeometry) -> list[LaunchShape]:
     """The smallest launches that have every kernel made, in the first layer: one of a decode and a
     prefill request, or one of each where both together are more than there can be.
     """
@@ -71,9 +71,9 @@ def first_shapes(geometry: HandoffGeometry) -> list[StepShape]:
     return [_smallest(decode_requests=1, requests=1), _smallest(decode_requests=0, requests=1)]
 
 
-def _smallest(decode_requests: int, requests: int) -> StepShape:
+def _smallest(decode_requests: int, requests: int) -> LaunchShape:
     """One row, and one key, a request."""
-    return StepShape(
+    return LaunchShape(
         slot=0,
         decode_requests=decode_requests,
         rows_per_decode=1,

@@ -51,7 +51,7 @@ def nan_words(layers: int) -> int:
 
 
 @dataclass(frozen=True)
-class StepShape:
+class LaunchShape:
     """What the host decides of a step's launches.
 
     Attributes:
@@ -144,7 +144,7 @@ class StepKernels:
         )
         self.plan, self.result = words[: begin + head], words[begin:]
         self._numbers = self.plan[self.numbers]
-        seen = self.result[:layers].split(1)
+        seen = [self.result[layer : layer + 1] for layer in range(layers)]
         self._nan = [NanSeen(word) for word in seen] if counts_nan else [None] * layers
         self._memory = ServiceMemory(
             geometry, device, staging, answers, checks_generations=checks_generations
@@ -175,7 +175,7 @@ class StepKernels:
 
     def launch(
         self,
-        shape: StepShape,
+        shape: LaunchShape,
         caches: Sequence[Tensor],
         spend: Callable[[int], None] = lambda launches: None,
     ) -> None:
@@ -189,7 +189,7 @@ class StepKernels:
             self._launch(shape, caches, spend)
 
     def _launch(
-        self, shape: StepShape, caches: Sequence[Tensor], spend: Callable[[int], None]
+        self, shape: LaunchShape, caches: Sequence[Tensor], spend: Callable[[int], None]
     ) -> None:
         memory, slot = self._memory, self._staging[shape.slot]
         has_prefill = shape.decode_requests < shape.requests
@@ -224,7 +224,11 @@ class StepKernels:
     def give_up(self, step: int) -> None:
         """Tell the worker that a step that was not launched is not answered."""
         self._cancelled.fill_(step)
-        self._flags.given_up()
+        self._flags.given_up(self._memory, step)
+
+    def make_give_up(self) -> None:
+        """Have what `give_up` launches made: of no step, nobody is told."""
+        self._flags.given_up(self._memory, 0)
 
     def stamps_of(self, step: int) -> Tensor:
         """int64: a generation, the step if it still has the place, and a time a layer and stage."""

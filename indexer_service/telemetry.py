@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -10,7 +10,7 @@ import grpc.aio
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.attachment import Attachment
-from indexer_service.events import StepObserver
+from indexer_service.events import FinishedStep, StepObserver
 from indexer_service.held_steps import HeldSteps, TracedStep
 from ipc_handoff.doorbells import ServiceBells
 from ipc_handoff.findings import Finding
@@ -67,13 +67,8 @@ class StepTelemetry(StepObserver):
             if (held := self._held.get(finding.epoch)) is not None:
                 held.found(finding)
 
-    def step_finished(
-        self,
-        plan: pb.StepPlan,
-        report: pb.StepReport,
-        times: Times | None,
-        layers: Sequence[int],
-    ) -> None:
+    def step_finished(self, step: FinishedStep) -> None:
+        plan, report = step.plan, step.report
         with self._lock:
             if (held := self._held.get(report.epoch)) is None:
                 return
@@ -83,10 +78,8 @@ class StepTelemetry(StepObserver):
             if not plan.trace.trace_id or is_rejected or held.bells.is_detached():
                 held.forget(plan.step)
                 return
-            step = TracedStep(
-                plan.step, plan.trace, self._attributes(plan, report, times), times, layers
-            )
-            held.add(step, keep=report.status != pb.STEP_STATUS_ANSWERED or self._is_slow(times))
+            keep = report.status != pb.STEP_STATUS_ANSWERED or self._is_slow(step.times)
+            held.add(TracedStep(step, self._attributes(step)), keep)
 
     def ended(self, epoch: int) -> None:
         with self._lock:
@@ -97,9 +90,8 @@ class StepTelemetry(StepObserver):
                 self._kept += held.kept
                 self._dropped += held.dropped
 
-    def _attributes(
-        self, plan: pb.StepPlan, report: pb.StepReport, times: Times | None
-    ) -> dict[str, Value]:
+    def _attributes(self, step: FinishedStep) -> dict[str, Value]:
+        plan, report, times, _ = step
         attributes: dict[str, Value] = {
             **self._terms[report.epoch],
             "dsa.step": plan.step,
@@ -115,7 +107,7 @@ class StepTelemetry(StepObserver):
 
     def _is_slow(self, times: Times | None) -> bool:
         slow = self._tracing.slow_seconds
-        if slow is None or times is None:
+        if slow is None or not times:
             return False
         begun = [stamps[ServiceStage.GATE_PASSED] for stamps in times]
         ended = max(max(stamps) for stamps in times)

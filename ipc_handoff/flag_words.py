@@ -9,7 +9,7 @@ service's own thread wakes its stream, by storing the step that it has slept for
 
 | word | writer | value |
 |---|---|---|
-| `published`, `request(layer)` | worker | the step; streams wait for at least theirs |
+| `published`, `request(layer)` | worker; service, to wake itself | the step; waits: at least it |
 | `answer(layer)` | worker: 0 before it requests; service: 1 or 3; a watchdog: 2 | see `Answer` |
 | `progress` | service | one more for each window; for the watchdog |
 """

@@ -14,6 +14,13 @@ from collections.abc import Iterable
 from ipc_handoff.layout import stamp_block_bytes
 from ipc_handoff.words import WORD_BYTES, Words, fence
 
+_SAMPLED_STEPS = 16
+
+
+def is_sample(step: int) -> bool:
+    """Whether a step's times go into metrics: to bring them from a GPU costs a copy."""
+    return step % _SAMPLED_STEPS == 0
+
 
 class StepTimes(list[list[int]]):
     """Times [layers][stages] of a step.
@@ -25,6 +32,11 @@ class StepTimes(list[list[int]]):
     def __init__(self, times: Iterable[list[int]], clock_error: int | None = None) -> None:
         super().__init__(times)
         self.clock_error = clock_error
+
+    @classmethod
+    def of_cells(cls, cells: list[int], stages: int) -> "StepTimes":
+        """From a block's times, layer after layer."""
+        return cls(cells[i : i + stages] for i in range(0, len(cells), stages))
 
 
 class StampRing:
@@ -77,5 +89,4 @@ class StampRing:
         if before != step or self._generations[index].load() != step:
             self.lost += 1
             return None
-        begins = range(0, self._cells, self._stages)
-        return StepTimes(cells[i : i + self._stages] for i in begins)
+        return StepTimes.of_cells(cells, self._stages)

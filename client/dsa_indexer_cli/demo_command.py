@@ -10,9 +10,7 @@ from rich.status import Status
 from rich.table import Table
 
 from dsa_indexer_cli.demo.result import DemoResult
-from dsa_indexer_cli.demo.run import run_demo
 from dsa_indexer_cli.output import JsonOption, console, errors, fail, print_json
-from indexer_client import IndexerError
 
 
 def demo(
@@ -28,6 +26,9 @@ def demo(
 
     Ends with status 0 only if every comparison holds.
     """
+    from dsa_indexer_cli.demo.run import run_demo
+    from indexer_client import IndexerError
+
     logging.basicConfig(level=logging.ERROR)
     trace_file = trace_file.resolve()
     with Status("", console=errors) as status:

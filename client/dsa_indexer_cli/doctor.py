@@ -7,12 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dsa_indexer_cli.doctor_finding import Finding
-from dsa_indexer_cli.doctor_host import host_findings
-from dsa_indexer_cli.doctor_placement import placement_findings
 from dsa_indexer_cli.output import JsonOption, console, print_json
 from dsa_indexer_cli.status import AddressOption, client_settings
-from indexer_client.control_plane import ControlPlane
-from indexer_client.errors import IndexerError
 
 _MARKS = {True: "ok", False: "FAIL", None: "-"}
 
@@ -34,10 +30,16 @@ def doctor(address: AddressOption = None, as_json: JsonOption = False) -> None:
 
 def examine(address: str) -> list[Finding]:
     """Every check of this host, for a service at `address`."""
+    from dsa_indexer_cli.doctor_host import host_findings
+    from dsa_indexer_cli.doctor_placement import placement_findings
+
     return [*host_findings(address), _service(address), *placement_findings()]
 
 
 def _service(address: str) -> Finding:
+    from indexer_client import IndexerError
+    from indexer_client.control_plane import ControlPlane
+
     control_plane = ControlPlane(client_settings(address))
     try:
         reply = control_plane.get_status()

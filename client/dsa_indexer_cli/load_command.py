@@ -13,7 +13,6 @@ import typer
 
 from dsa_indexer_cli.output import JsonOption, fail, print_json
 from dsa_indexer_cli.status import AddressOption, client_settings
-from indexer_client import IndexerError
 
 
 def load(
@@ -39,11 +38,12 @@ def load(
     """
     _need("hdrh", *(("jinja2", "matplotlib") if report else ()))
     if report is not None:
-        _write(report, "")  # rather now than after an hour
+        _write(report, "", "a")  # rather now than after an hour
     from dsa_indexer_cli.load.console import ConsoleProgress, show
     from dsa_indexer_cli.load.run import run_sessions
     from dsa_indexer_cli.load.summary import summarise
     from dsa_indexer_cli.load.workload import WorkloadError, load_workload, parse_change
+    from indexer_client import IndexerError
 
     running = address or os.environ.get("DSA_INDEXER_ADDRESS")
     if running:
@@ -87,9 +87,10 @@ def _ctrl_c() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mode: str = "w") -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         fail(f"report: {path}: {error.strerror} (fix: a file in a folder that can be written)", 2)
 

@@ -1,4 +1,7 @@
-"""The command's entry point: one module a subcommand."""
+"""The command's entry point: one module a subcommand.
+
+None of them loads torch before it runs: help and a wrong option are there at once.
+"""
 
 from typing import Annotated
 

@@ -9,11 +9,11 @@ from rich.console import Console
 console = Console()
 errors = Console(stderr=True)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output."""
+    """JSON on standard output."""
     typer.echo(json.dumps(value, indent=2, sort_keys=True))
 
 

@@ -1,7 +1,7 @@
 """`python -m dsa_indexer_cli.probe`: whether a service is ready, for supervisors.
 
-A module of its own and not a subcommand: a supervisor asks every few seconds, and the command
-loads torch, which takes seconds of a core. This loads gRPC and nothing else.
+A module of its own and not a subcommand: a supervisor asks every few seconds. This loads gRPC and
+nothing else: neither torch, as `dsa-indexer status` does, nor what options are declared with.
 """
 
 import argparse

@@ -15,8 +15,6 @@ from dsa_indexer_cli.output import JsonOption, console, errors, fail, print_json
 from dsa_indexer_cli.racelab.mps import is_served, run_under_mps
 from dsa_indexer_cli.racelab.provocation import Progress
 from dsa_indexer_cli.racelab.result import LabResult
-from dsa_indexer_cli.racelab.run import run_lab
-from indexer_client import IndexerError
 
 
 def racelab(
@@ -46,6 +44,12 @@ def racelab(
     Ends with status 0 only if all was run, every race was caught in the step that raced, and clean
     steps raised no alarm.
     """
+    from indexer_client import IndexerError
+
+    if device not in ("cpu", "cuda"):
+        fail(f"device: {device} (fix: cpu or cuda)", 2)
+    if device == "cuda" and trace_file is not None:
+        fail("trace_file: not with --device cuda (fix: leave one of them out)", 2)
     logging.basicConfig(level=logging.CRITICAL)
     if device == "cuda" and trace_file is None and not is_served():
         options = {
@@ -66,6 +70,10 @@ def racelab(
             result = _run(device, provocations, clean_steps, trace_file, seconds, status.update)
         except (IndexerError, RuntimeError) as error:
             fail(str(error))
+        except OSError as error:
+            if trace_file is None:
+                raise
+            fail(f"trace_file: {error} (fix: a file that can be written)", 2)
     if as_json:
         print_json({**asdict(result), "ok": result.ok})
     else:
@@ -83,14 +91,9 @@ def _run(
     progress: Progress,
 ) -> LabResult:
     if device == "cpu":
-        try:
-            return run_lab(provocations, clean_steps, progress, trace_file=trace_file)
-        except OSError as error:
-            fail(f"trace_file: {error} (fix: a file that can be written)", 2)
-    if device != "cuda":
-        fail(f"device: {device} (fix: cpu or cuda)", 2)
-    if trace_file is not None:
-        fail("trace_file: not with --device cuda (fix: leave one of them out)", 2)
+        from dsa_indexer_cli.racelab.run import run_lab
+
+        return run_lab(provocations, clean_steps, progress, trace_file=trace_file)
     from dsa_indexer_cli.racelab.cuda_run import run_cuda_lab  # Triton: only where it is used
 
     with tempfile.TemporaryDirectory() as folder:

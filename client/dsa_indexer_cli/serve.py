@@ -11,7 +11,6 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from dsa_indexer_cli.output import fail
-from indexer_service import server
 from indexer_service.errors import StartError
 from indexer_service.executor import DeviceLost
 from indexer_service.settings import Settings, load
@@ -85,8 +84,10 @@ def serve(**flags: Any) -> None:
     handler = logging.StreamHandler()
     handler.addFilter(TraceIds())
     logging.basicConfig(level=settings.log_level, format=LINE, handlers=[handler])
+    from indexer_service import serving
+
     try:
-        server.run(settings)
+        serving.run(settings)
     except StartError as error:
         fail(str(error), 2)
     except DeviceLost:

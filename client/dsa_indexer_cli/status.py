@@ -1,6 +1,6 @@
 """`dsa-indexer status`: what a running service holds."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from google.protobuf.json_format import MessageToDict
@@ -9,33 +9,32 @@ from rich.table import Table
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer_cli.output import JsonOption, console, fail, print_json
-from indexer_client.control_plane import ControlPlane, check_tls
-from indexer_client.errors import IndexerError
-from indexer_client.settings import ClientSettings
+from indexer_service.settings import first_complaint
 from ipc_handoff.addresses import check_address
+
+if TYPE_CHECKING:
+    from indexer_client import ClientSettings
 
 AddressOption = Annotated[
     str | None, typer.Option(help="unix:PATH or HOST:PORT (DSA_INDEXER_ADDRESS).")
 ]
 
 
-def client_settings(address: str | None) -> ClientSettings:
+def client_settings(address: str | None) -> "ClientSettings":
     """The client's settings, with the address of a flag if one was given.
 
     Ends the command with a message if a variable holds what cannot be used.
     """
+    from indexer_client import ClientSettings
+    from indexer_client.control_plane import check_tls
+
     try:
         settings = ClientSettings() if address is None else ClientSettings(address=address)
         check_address(settings.address)
         check_tls(settings)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = str(first["loc"][0])
-        wish = first["msg"].removeprefix("Input should be ")
-        fail(
-            f"{name}: {first['input']!r} cannot be used (fix: DSA_INDEXER_{name.upper()}: {wish})",
-            2,
-        )
+        name, given, wish = first_complaint(error)
+        fail(f"{name}: {given!r} cannot be used (fix: DSA_INDEXER_{name.upper()}: {wish})", 2)
     except ValueError as error:
         fail(str(error), 2)
     return settings
@@ -43,6 +42,9 @@ def client_settings(address: str | None) -> ClientSettings:
 
 def status(address: AddressOption = None, as_json: JsonOption = False) -> None:
     """Show a running service: sessions, memory, steps."""
+    from indexer_client import IndexerError
+    from indexer_client.control_plane import ControlPlane
+
     settings = client_settings(address)
     control_plane = ControlPlane(settings)
     try:

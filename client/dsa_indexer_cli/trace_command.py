@@ -57,7 +57,9 @@ def trace(
     ]
     if not chosen:
         fail(
-            f"none of the {len(found)} steps in {file} is meant (fix: see them without options)", 2
+            f"step, trace-id, finding: fit none of the {len(found)} steps in {file} (fix: leave "
+            "them out to see what there is)",
+            2,
         )
     if as_json:
         print_json({"steps": [_told(timeline) for timeline in chosen]})

@@ -1,6 +1,7 @@
 """The GPU's clock beside the host's: stamps of kernels and of processes in one order."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from ipc_handoff.device import nanoseconds
 from ipc_handoff.stamps import StepTimes
 
 _LOOKS = 8
+_FRESH_SECONDS = 1.0
 
 
 @triton.jit
@@ -48,7 +50,27 @@ def clock_offset(device: torch.device) -> ClockOffset:
     return ClockOffset(offset, error)
 
 
-def on_the_hosts_clock(times: StepTimes, clock: ClockOffset) -> StepTimes:
-    """A GPU's times of a step (0: not reached) as those of CLOCK_MONOTONIC."""
-    moved = ([at + clock.offset if at else 0 for at in stamps] for stamps in times)
-    return StepTimes(moved, clock.error)
+class HostsClock:
+    """Tells a GPU's times by CLOCK_MONOTONIC.
+
+    The two drift apart, by tens of microseconds a second, and are looked at anew each second.
+
+    Args:
+        look: at both; waits, some tenths of a millisecond.
+    """
+
+    def __init__(self, look: Callable[[], ClockOffset]) -> None:
+        self._look = look
+        self._clock, self._looked = ClockOffset(0, 0), -_FRESH_SECONDS
+
+    def look(self) -> None:
+        """Now, which the first times would otherwise wait for."""
+        self._clock, self._looked = self._look(), time.monotonic()
+
+    def of(self, times: StepTimes) -> StepTimes:
+        """A step's times, 0: not reached."""
+        if time.monotonic() - self._looked >= _FRESH_SECONDS:
+            self.look()
+        offset = self._clock.offset
+        moved = ([at + offset if at else 0 for at in stamps] for stamps in times)
+        return StepTimes(moved, self._clock.error)

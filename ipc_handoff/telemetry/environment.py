@@ -50,10 +50,9 @@ def wanted_exporters(signal: str, known: Collection[str]) -> set[str]:
 
 def check_protocol(signal: str) -> None:
     """Raise ValueError unless OTLP is wanted over gRPC."""
-    common = "OTEL_EXPORTER_OTLP_PROTOCOL"
-    variables = (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", common)
-    protocol = next(filter(None, map(os.environ.get, variables)), "grpc")
-    if protocol != "grpc":
+    names = (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    name = next(filter(os.environ.get, names), None)
+    if name is not None and (protocol := os.environ[name]) != "grpc":
         raise ValueError(
-            f"{common}: {protocol!r} is not here (fix: grpc, which collectors take at port 4317)"
+            f"{name}: {protocol!r} is not here (fix: grpc, which collectors take at port 4317)"
         )

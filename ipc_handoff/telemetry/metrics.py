@@ -3,6 +3,7 @@
 With nothing chosen `start` returns None, and callers do nothing but test for it.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from ipc_handoff.telemetry.settings import MetricSettings
 from ipc_handoff.telemetry.step_trace import SAMPLED
 from ipc_handoff.telemetry.tracing import parent_of
 
+logger = logging.getLogger(__name__)
+
 Observed = Iterable[tuple[float, str]]
 """Values, each with its label's value; "" where the metric has no label."""
 
@@ -49,19 +52,19 @@ def start(settings: MetricSettings) -> "Metrics | None":
     if is_disabled():
         return None
     wanted = wanted_exporters("METRICS", (OTLP, CONSOLE))
-    readers: list[MetricReader] = []
     if OTLP in wanted:
         check_protocol("METRICS")
+    # First: if there is no port nothing else has begun, and its reader's end takes no time from
+    # others that wait for a collector.
+    text = None if settings.port is None else PrometheusText(settings.host, settings.port)
+    readers: list[MetricReader] = [] if text is None else [text.reader]
+    if OTLP in wanted:
         # Imported here: its stubs need a protobuf of their own time.
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 
         readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
     if CONSOLE in wanted:
         readers.append(PeriodicExportingMetricReader(ConsoleMetricExporter()))
-    text = None
-    if settings.port is not None:
-        text = PrometheusText(settings.host, settings.port)
-        readers.append(text.reader)
     return Metrics(settings, readers, text) if readers else None
 
 
@@ -137,10 +140,14 @@ class Metrics:
         make(metric.name, callbacks=[asked], unit=metric.unit, description=metric.meaning)
 
     def close(self) -> None:
-        """Export what there is, then stop."""
-        self._provider.shutdown(_CLOSE_MILLISECONDS)
-        if self._text is not None:
-            self._text.close()
+        """Export what there is, then stop. What could not be exported in time is logged."""
+        try:
+            self._provider.shutdown(_CLOSE_MILLISECONDS)
+        except Exception as error:  # of all readers, also because one took the others' time
+            logger.warning("metrics: the last ones were not all exported: %s", error)
+        finally:
+            if self._text is not None:
+                self._text.close()
 
 
 def _attributes(metric: Metric, label: str) -> dict[str, str]:

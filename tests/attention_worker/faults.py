@@ -109,20 +109,24 @@ def ended(worker: Worker, number: signal.Signals, place: str, *, thaw: bool) -> 
     }  # fmt: skip
 
 
-def late(worker: Worker) -> dict[str, Any]:
-    """An answer comes when nobody waits any more; the same service is attached again."""
-    with worker.services.pauses.at(Place.BEHIND_GATE, PAUSE_SECONDS):
-        worker.step()
-    at_the_fault, first = worker.answered[-1], worker.times[-1]
+def _noticed(worker: Worker) -> dict[str, Any]:
+    """What a step cost, and how long it takes from now until one is answered again."""
+    told = {
+        "answered at the fault": worker.answered[-1], "first ms": round(worker.times[-1], 1),
+    }  # fmt: skip
     began = time.monotonic()
     worker.step()
     while worker.answered[-1] == 0 and time.monotonic() < began + 5:
         time.sleep(0.02)
         worker.step()
-    return {
-        "answered at the fault": at_the_fault, "first ms": round(first, 1),
-        "seconds to attach": round(time.monotonic() - began, 3),
-    }  # fmt: skip
+    return told | {"seconds to attach": round(time.monotonic() - began, 3)}
+
+
+def late(worker: Worker) -> dict[str, Any]:
+    """An answer comes when nobody waits any more; the same service is attached again."""
+    with worker.services.pauses.at(Place.BEHIND_GATE, PAUSE_SECONDS):
+        worker.step()
+    return _noticed(worker)
 
 
 def worker_pauses(worker: Worker, seconds: float, *, first: bool) -> dict[str, Any]:
@@ -163,18 +167,8 @@ def session_ends(worker: Worker, how: str) -> dict[str, Any]:
         attachment.keep_alive = lambda: None  # type: ignore[method-assign]
         time.sleep(LEASE_SECONDS * 1.25)
 
-    before = len(worker.times)
     worker.step(gated=close if how == "closed" else say_nothing)
-    at_the_fault, first = worker.answered[-1], worker.times[before]
-    began = time.monotonic()
-    worker.step()
-    while worker.answered[-1] == 0 and time.monotonic() < began + 5:
-        time.sleep(0.02)
-        worker.step()
-    return {
-        "answered at the fault": at_the_fault, "first ms": round(first, 1),
-        "seconds to attach": round(time.monotonic() - began, 3),
-    }  # fmt: skip
+    return _noticed(worker)
 
 
 def restarted(worker: Worker) -> dict[str, Any]:

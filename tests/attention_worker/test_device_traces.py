@@ -24,7 +24,7 @@ from ipc_handoff.stamps import StepTimes
 from ipc_handoff.telemetry.metrics import Metrics
 from ipc_handoff.telemetry.settings import MetricSettings, TraceSettings
 from ipc_handoff.telemetry.tracing import Tracing
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 from tests.support.workloads import RandomSteps, Shape
 
 STEPS = RandomSteps(Shape(layers=(4, 8), requests=1), 1)
@@ -40,7 +40,7 @@ class Event:
         pass
 
     def synchronize(self) -> None:
-        assert self.device_is_done.wait(10)
+        assert self.device_is_done.wait(SOON)
 
 
 class Stamps:

@@ -14,6 +14,7 @@ from attention_worker.plugin.settings import PluginSettings
 from indexer_client import ClientSettings, ServiceUnavailable, StepInputs
 from ipc_handoff.layout import HandoffGeometry
 from tests.support.processes import ServiceProcess
+from tests.support.waiting import SOON
 
 LAYERS, HEADS, K, PAGE, PAGES = (1, 4), 16, 16, 64, 6
 GEOMETRY = HandoffGeometry(
@@ -33,8 +34,8 @@ def engine(**settings: object) -> Engine:
     return Engine(
         device=torch.device("cpu"),
         rows_per_decode=1,
-        settings=ClientSettings(wait_bound_seconds=20.0, **settings),
-        plugin=PluginSettings(on_refusal="error", attach_seconds=20.0),
+        settings=ClientSettings(wait_bound_seconds=SOON, **settings),
+        plugin=PluginSettings(on_refusal="error", attach_seconds=SOON),
         name="tiny",
     )
 
@@ -76,7 +77,7 @@ def forward(steps: ModelSteps, number: int, layers: tuple[int, ...] = LAYERS) ->
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ServiceProcess]:
-    process = ServiceProcess(tmp_path / "d" / "i.sock")
+    process = ServiceProcess(tmp_path / "d" / "i.sock", gate_bound_seconds=SOON)
     yield process
     process.kill()
 

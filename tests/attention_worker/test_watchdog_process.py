@@ -1,9 +1,12 @@
 """The process that ends waits from outside: in time, and no others."""
 
+import fcntl
 import os
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 
@@ -12,7 +15,7 @@ import pytest
 from attention_worker.watchdog_process import Stalls
 from ipc_handoff.flag_words import Answer, FlagLayout, FlagWords
 from ipc_handoff.regions import HostMemory
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 
 LAYERS = 3
 BOUND = 0.05
@@ -83,8 +86,8 @@ def test_a_layer_that_nobody_asked_for_is_left_alone(flags: Flags) -> None:
 
 
 @pytest.fixture
-def peer(flags: Flags) -> Iterator[socket.socket]:
-    """A running watchdog's other end."""
+def peer(flags: Flags, request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    """A running watchdog's other end; the parameter is its bound in seconds."""
     ours, theirs = socket.socketpair()
     numbers = (flags.memory.fileno(), theirs.fileno())
     process = subprocess.Popen(
@@ -94,7 +97,7 @@ def peer(flags: Flags) -> Iterator[socket.socket]:
             "attention_worker.watchdog_process",
             *map(str, numbers),
             f"{LAYERS}",
-            "0.5",
+            f"{request.param}",
         ],
         pass_fds=numbers,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -102,29 +105,34 @@ def peer(flags: Flags) -> Iterator[socket.socket]:
     theirs.close()
     yield ours
     ours.close()
-    assert process.wait(10) == 0, "it ends with the worker"
+    assert process.wait(SOON) == 0, "it ends with the worker"
 
 
+@pytest.mark.parametrize("peer", [0.5], indirect=True)
 def test_a_stall_is_ended_by_the_process(flags: Flags, peer: socket.socket) -> None:
-    flags.request(0, 3)
     began = time.monotonic()
+    flags.request(0, 3)
     assert eventually(lambda: flags.answer_of(0) == Answer.ABORTED)
-    assert time.monotonic() - began >= 0.3
+    assert time.monotonic() - began >= 0.5
 
 
+def _is_read(ours: socket.socket) -> bool:
+    """Whether the other end has taken all that was sent."""
+    (unread,) = struct.unpack("i", fcntl.ioctl(ours, termios.TIOCOUTQ, bytes(4)))
+    return bool(unread == 0)
+
+
+@pytest.mark.parametrize("peer", [2 * SOON], indirect=True)
 def test_a_death_ends_waits_at_once(flags: Flags, peer: socket.socket) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as service:
         descriptor = os.pidfd_open(service.pid)
         socket.send_fds(peer, [b"."], [descriptor])
         os.close(descriptor)
         service.kill()
-    time.sleep(0.3)  # the process has come up, and seen it
     flags.request(0, 3)
-    began = time.monotonic()
     assert eventually(lambda: flags.answer_of(0) == Answer.ABORTED)
-    assert time.monotonic() - began < 0.3
     socket.send_fds(peer, [b"."], [])
-    time.sleep(0.05)
+    assert eventually(lambda: _is_read(peer))
     flags.request(1, 4)
     assert not eventually(lambda: flags.answer_of(1) == Answer.ABORTED, seconds=0.1)
 

@@ -1,11 +1,8 @@
 """What is kept of Nsight Compute's output, and to which workload a launch belongs."""
 
-import importlib
-import sys
 from pathlib import Path
-from types import ModuleType
 
-import pytest
+from tests.benchmarks.conftest import Program
 
 SAID = """\
 ==PROF== Connected to process 1
@@ -21,17 +18,10 @@ SAID = """\
 """
 
 
-@pytest.fixture
-def counters(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
-    monkeypatch.delitem(sys.modules, "counters", raising=False)
-    return importlib.import_module("counters")
-
-
-def test_launches_belong_to_the_workload_before_them(counters: ModuleType, tmp_path: Path) -> None:
+def test_launches_belong_to_the_workload_before_them(program: Program, tmp_path: Path) -> None:
     log = tmp_path / "ncu.csv"
     log.write_text(SAID)
-    first, second, third = counters.parse(log, ["short", "long"])
+    first, second, third = program("counters").parse(log, ["short", "long"])
     assert (first["workload"], first["kernel"]) == ("short", "logits")
     assert first["counters"] == {"Duration, ns": 14336.0, "Stall Barrier, inst": 1.17}
     assert (second["workload"], second["kernel"]) == ("short", "topk")

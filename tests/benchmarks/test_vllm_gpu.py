@@ -1,19 +1,16 @@
 """What the comparison of vLLM's backends complains about; it runs on a GPU elsewhere."""
 
-import importlib
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.benchmarks.conftest import Program
+
 
 @pytest.fixture
-def program(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
-    monkeypatch.delitem(sys.modules, "vllm_gpu", raising=False)
-    return importlib.import_module("vllm_gpu")
+def vllm_gpu(program: Program) -> ModuleType:
+    return program("vllm_gpu")
 
 
 def case(**changed: Any) -> dict[str, Any]:
@@ -23,9 +20,9 @@ def case(**changed: Any) -> dict[str, Any]:
     return {**found, **changed}
 
 
-def test_equal_cases_are_not_complained_about(program: ModuleType) -> None:
-    found = {name: case() for name in program.CASES}
-    assert program.compare(found) == []
+def test_equal_cases_are_not_complained_about(vllm_gpu: ModuleType) -> None:
+    found = {name: case() for name in vllm_gpu.CASES}
+    assert vllm_gpu.compare(found) == []
     assert found["inline"]["difference"] == 0
 
 
@@ -42,16 +39,16 @@ def test_equal_cases_are_not_complained_about(program: ModuleType) -> None:
     ],
 )
 def test_what_differs_is_named(
-    program: ModuleType, name: str, changed: dict[str, Any], says: str
+    vllm_gpu: ModuleType, name: str, changed: dict[str, Any], says: str
 ) -> None:
-    found = {each: case() for each in program.CASES}
+    found = {each: case() for each in vllm_gpu.CASES}
     found[name] = case(**changed)
-    (complaint,) = program.compare(found)
+    (complaint,) = vllm_gpu.compare(found)
     assert name.split(",")[0] in complaint
     assert says in complaint
 
 
-def test_vllm_need_not_repeat_itself(program: ModuleType) -> None:
-    found = {name: case() for name in program.CASES}
+def test_vllm_need_not_repeat_itself(vllm_gpu: ModuleType) -> None:
+    found = {name: case() for name in vllm_gpu.CASES}
     found["FLASHMLA_SPARSE"] = case(again={})
-    assert program.compare(found) == []
+    assert vllm_gpu.compare(found) == []

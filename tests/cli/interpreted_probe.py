@@ -28,7 +28,7 @@ from ipc_handoff.device_layout import DEVICE_LINE
 from ipc_handoff.regions import TensorSpec
 
 GEOMETRY = handoff_probe.GEOMETRY
-LONGEST_SECONDS = 90
+LONGEST_SECONDS = 240
 SIZES = {"staging": GEOMETRY.device.staging_size, "answers": GEOMETRY.device.answers_size}
 
 

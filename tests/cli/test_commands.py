@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from dsa_indexer_cli.doctor import examine
-from indexer_client import ClientSettings, Session
+from indexer_client import Session
 from indexer_service.settings import Settings
 from tests.cli.lines import one_line
+from tests.support.plants import patient_client
+from tests.support.waiting import SOON
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 COMMAND = [str(Path(sys.executable).parent / "dsa-indexer")]
-SECONDS = 60
+SECONDS = 120
 
 
 def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -49,7 +51,8 @@ def address(tmp_path: Path) -> str:
 def served(address: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`dsa-indexer serve` at `address`."""
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([*COMMAND, "serve", "--address", address], stderr=log)
+        command = [*COMMAND, "serve", "--address", address, "--gate-bound-seconds", "30"]
+        process = subprocess.Popen(command, stderr=log)
     deadline = time.monotonic() + SECONDS
     while _run("status", "--address", address).returncode:
         assert process.poll() is None, (tmp_path / "log").read_text()
@@ -79,6 +82,13 @@ def test_help_names_every_subcommand() -> None:
     assert result.returncode == 0
     for name in ("serve", "demo", "racelab", "status", "doctor", "trace", "load", "version"):
         assert name in result.stdout
+
+
+def test_torch_is_not_loaded_before_a_command_runs() -> None:
+    """Its import takes seconds, which help and a mistyped option need not."""
+    program = "import sys, dsa_indexer_cli.main\nprint('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() == "False", result.stderr
 
 
 def test_serve_has_a_flag_for_every_setting_and_says_how_else_to_set_it() -> None:
@@ -147,11 +157,11 @@ def test_serve_and_status_see_each_other(
     assert int(idle["mapped_bytes"]) == 0
 
     steps, checker = RandomSteps(Shape(), 1), Checker()
-    settings = ClientSettings(address=address)
+    settings = patient_client(address)
     with Session(
         steps.geometry, steps.k_caches, steps.fallback, settings=settings, engine_name="a test"
     ) as session:
-        session.wait_attached(20)
+        session.wait_attached(SOON)
         for number in range(2):
             case = steps.case(number)
             with session.step(case.inputs, case.layers) as step:

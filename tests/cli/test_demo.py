@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,6 @@ COMPARED = (
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def _demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [COMMAND, "demo", *arguments],
@@ -72,7 +64,7 @@ def test_the_command_ends_with_zero_only_if_every_comparison_holds(
         result.check("other", holds, "")
         return result
 
-    monkeypatch.setattr("dsa_indexer_cli.demo_command.run_demo", run)
+    monkeypatch.setattr("dsa_indexer_cli.demo.run.run_demo", run)
     assert CliRunner().invoke(app, ["demo"]).exit_code == status
     assert CliRunner().invoke(app, ["demo", "--json"]).exit_code == status
 

@@ -11,7 +11,7 @@ from dsa_indexer_cli.children import PEER_GONE, ChildFailed
 from dsa_indexer_cli.doctor_gpus import look
 from dsa_indexer_cli.doctor_handoff import measure
 
-SECONDS = 20.0
+SECONDS = 60.0
 SHORT = 0.3
 PROGRAM = "a_program"
 HEAD = """

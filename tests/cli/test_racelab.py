@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from dsa_indexer_cli import racelab_command
 from dsa_indexer_cli.main import app
 from dsa_indexer_cli.racelab.clean import CLEAN
 from dsa_indexer_cli.racelab.races import PROVOCATIONS
@@ -15,6 +14,7 @@ from indexer_client import positions, step_findings
 from indexer_client.inputs import StepInputs
 from ipc_handoff.detectors import Detector
 from ipc_handoff.findings import FindingKind
+from tests.cli.lines import one_line
 
 # Wide enough that no run of this suite is clean by chance.
 CLEAN_STEPS = 50 * len(CLEAN)
@@ -75,8 +75,22 @@ def test_the_command_says_so_in_its_status(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["ok"]
     assert len(found["provoked"]) == len(PROVOCATIONS)
     few = partial(run_lab, detectors="none", races=PROVOCATIONS[:2])
-    monkeypatch.setattr(racelab_command, "run_lab", few)
+    monkeypatch.setattr("dsa_indexer_cli.racelab.run.run_lab", few)
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1, done.output
     assert "0 of 1" in done.output
     assert "2 missed" in done.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--device", "tpu"),
+        ("--device", "cuda", "--trace-file", "t.jsonl"),
+        ("--trace-file", "/nowhere/t.jsonl"),
+    ],
+)
+def test_options_that_cannot_be_used_are_one_line(options: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["racelab", *options])
+    assert done.exit_code == 2
+    assert "(fix: " in one_line(done.stderr)

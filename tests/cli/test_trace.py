@@ -270,8 +270,8 @@ def test_a_missing_extra_is_named(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--step", 9), "none of the 3 steps"),
-        (("--finding", "bad_page"), "none of the 3 steps"),
+        (("--step", 9), "fit none of the 3 steps"),
+        (("--finding", "bad_page"), "fit none of the 3 steps"),
         (("--perfetto", "/nowhere/x"), "No such file"),
     ],
 )

@@ -9,7 +9,7 @@ from PIL import Image
 from dsa_indexer_cli.trace.html import write_html
 from dsa_indexer_cli.trace.spans import read_trace_file
 from dsa_indexer_cli.trace.timeline import Timeline, timelines
-from tests.support.browser import browser, screenshot
+from tests.support.browser import needed_browser, screenshot
 from tests.support.trace_lines import LAYERS, TIMES, finding, step_lines, write
 
 HOSTILE = "</script><script>console.error('injected')</script>"
@@ -58,15 +58,8 @@ def test_the_page_has_every_bar_says_the_clock_and_needs_nothing_else(
             assert (of.get(name) or "data:").startswith("data:"), tag
 
 
-def _needs_browser() -> str:
-    program = browser()
-    if program is None:
-        pytest.skip("no Chromium on this machine (make test installs it as root, by apt)")
-    return program
-
-
 def test_a_browser_shows_it_without_a_complaint(timeline: Timeline, tmp_path: Path) -> None:
-    program, out, picture = _needs_browser(), tmp_path / "page.html", tmp_path / "page.png"
+    program, out, picture = needed_browser(), tmp_path / "page.html", tmp_path / "page.png"
     write_html(timeline, out)
     assert screenshot(program, out, picture, tmp_path / "profile") == []
     image = Image.open(picture).convert("RGB")
@@ -77,7 +70,7 @@ def test_a_browser_shows_it_without_a_complaint(timeline: Timeline, tmp_path: Pa
 
 
 def test_a_complaint_of_the_page_is_seen(timeline: Timeline, tmp_path: Path) -> None:
-    program, out = _needs_browser(), tmp_path / "page.html"
+    program, out = needed_browser(), tmp_path / "page.html"
     write_html(timeline, out)
     out.write_text(out.read_text().replace("show();\n</script>", "nobody();\n</script>"))
     (said,) = screenshot(program, out, tmp_path / "page.png", tmp_path / "profile")
@@ -100,7 +93,7 @@ console.log(said, (zoomed / before).toFixed(3), (width() / before).toFixed(3));
 
 
 def test_pointing_tells_details_and_the_wheel_zooms(timeline: Timeline, tmp_path: Path) -> None:
-    program, out = _needs_browser(), tmp_path / "page.html"
+    program, out = needed_browser(), tmp_path / "page.html"
     write_html(timeline, out)
     out.write_text(out.read_text().replace("</body>", f"{USED}</body>"))
     (said,) = screenshot(program, out, tmp_path / "page.png", tmp_path / "profile")

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from dsa_indexer.v1 import indexer_pb2 as pb
-from indexer_client import AttachRefused, ClientSettings, Session, Source
+from indexer_client import AttachRefused, Session, Source
 from indexer_client.control_plane import ControlPlane
-from indexer_service.settings import Settings
 from tests.service.support import running as service_running
-from tests.support.plants import SOON
-from tests.support.waiting import eventually
+from tests.support.plants import patient_client, patient_service
+from tests.support.waiting import SOON, eventually
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 Change = Callable[[pb.OpenSessionResponse], None]
@@ -66,9 +65,9 @@ def test_terms_that_were_not_asked_for_are_refused_by_name(
 
     monkeypatch.setattr(ControlPlane, "open_session", changed)
     steps, checker = RandomSteps(Shape(), 1), Checker()
-    settings = ClientSettings(address=f"unix:{tmp_path}/d/i.sock", reattach_seconds=0.2)
+    settings = patient_client(f"unix:{tmp_path}/d/i.sock")
     with (
-        service_running(Settings(address=settings.address)) as service,
+        service_running(patient_service(settings.address)) as service,
         Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session,
     ):
         assert eventually(lambda: session.last_error is not None, SOON)
@@ -92,8 +91,8 @@ def test_a_session_starts_and_closes_without_a_with_block_and_shows_the_reasons(
 ) -> None:
     caplog.set_level(logging.INFO, "indexer_client")
     steps, checker = RandomSteps(Shape(), 1), Checker()
-    settings = ClientSettings(address=f"unix:{tmp_path}/d/i.sock")
-    with service_running(Settings(address=settings.address)) as service:
+    settings = patient_client(f"unix:{tmp_path}/d/i.sock")
+    with service_running(patient_service(settings.address)) as service:
         session = Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings)
         session.start()
         session.wait_attached(SOON)
@@ -113,5 +112,5 @@ def test_a_session_starts_and_closes_without_a_with_block_and_shows_the_reasons(
 
 def test_a_session_that_was_never_started_closes(tmp_path: Path) -> None:
     steps = RandomSteps(Shape(), 1)
-    settings = ClientSettings(address=f"unix:{tmp_path}/d/i.sock")
+    settings = patient_client(f"unix:{tmp_path}/d/i.sock")
     Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings).close()

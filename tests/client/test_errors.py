@@ -1,5 +1,6 @@
 """gRPC errors as typed exceptions."""
 
+import socket
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -20,8 +21,11 @@ from indexer_client import (
     ServiceUnavailable,
     WrongState,
 )
+from indexer_client import control_plane as control_plane_module
 from indexer_client.control_plane import ControlPlane
 from indexer_client.errors import SESSION_LOST
+from tests.support.plants import patient_client
+from tests.support.waiting import SOON
 
 MESSAGE = "field: wrong (fix: another)"
 TYPES = {
@@ -55,7 +59,7 @@ def refusing() -> Iterator[tuple[Refusing, ControlPlane]]:
     rpc.add_IndexerServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    control_plane = ControlPlane(ClientSettings(address=f"127.0.0.1:{port}"))
+    control_plane = ControlPlane(patient_client(f"127.0.0.1:{port}"))
     yield servicer, control_plane
     control_plane.close()
     server.stop(None)
@@ -83,6 +87,28 @@ def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(ServiceUnavailable):
         control_plane.get_status()
     control_plane.close()
+
+
+def test_a_frozen_service_holds_up_no_call_that_moves_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that its successor is found soon, however long other calls may take."""
+    monkeypatch.setattr(control_plane_module, "_QUICK_SECONDS", 0.2)
+    path = tmp_path / "frozen.sock"
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(str(path))
+        frozen.listen()
+        settings = patient_client(f"unix:{path}", rpc_timeout_seconds=2 * SOON)
+        control_plane = ControlPlane(settings)
+        for call in (
+            control_plane.get_status,
+            lambda: control_plane.open_session(pb.OpenSessionRequest()),
+            lambda: control_plane.keep_alive(pb.KeepAliveRequest()),
+        ):
+            # Not that the connection cannot be had, which gRPC finds after 20 s.
+            with pytest.raises(ServiceUnavailable, match="Deadline"):
+                call()
+        control_plane.close()
 
 
 def test_a_call_on_a_closed_channel_is_unavailable(tmp_path: Path) -> None:

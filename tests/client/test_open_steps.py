@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from indexer_client import Source
-from tests.support.plants import SOON, pair
+from tests.support.plants import pair
+from tests.support.waiting import SOON
 
 
 def test_a_step_inside_a_step_is_refused_and_the_outer_one_is_right(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsa_indexer.v1 import indexer_pb2 as pb
-from indexer_client import AttachRefused, ClientSettings, Session, Source
+from indexer_client import AttachRefused, Session, Source
 from indexer_client.agreement import check_opened
 from indexer_client.attachment import Attachment, AttachRequest, worker_identity
 from indexer_client.control_plane import ControlPlane
@@ -20,6 +20,7 @@ from ipc_handoff.regions import SharedTensor
 from tests.service.support import GEOMETRY, LocalService
 from tests.service.support import running as service_running
 from tests.support.fake_cuda import Machine, Process, running_as
+from tests.support.plants import patient_client
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 AUTO, CPU = pb.PLACEMENT_UNSPECIFIED, pb.PLACEMENT_CPU
@@ -70,7 +71,7 @@ def test_a_session_that_wants_no_such_service_never_looks_for_one(
     placement: str, words: str, tmp_path: Path
 ) -> None:
     steps, checker = RandomSteps(Shape(), 1), Checker()
-    settings = ClientSettings(address=f"unix:{tmp_path}/d/i.sock", placement=placement)
+    settings = patient_client(f"unix:{tmp_path}/d/i.sock", placement=placement)
     with (
         service_running(Settings(address=settings.address)) as service,
         Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session,
@@ -108,7 +109,7 @@ def test_memory_is_registered_as_what_it_is(
     asked: list[pb.RegisterRegionsRequest] = []
     monkeypatch.setattr(ControlPlane, "register_regions", lambda *given: asked.append(given[1]))
     tensors = {layer: here.tensor((8, 32, 132), offset=132 * layer) for layer in GEOMETRY.layers}
-    settings = ClientSettings(address=f"unix:{tmp_path}/d/i.sock")
+    settings = patient_client(f"unix:{tmp_path}/d/i.sock")
     worker = worker_identity("on a GPU")
     worker.gpu_uuid = here.machine.uuid(0)
     request = AttachRequest(
@@ -148,7 +149,7 @@ def test_memory_is_registered_as_what_it_is(
 
 
 def test_a_service_that_cannot_have_the_placement_is_refused(here: Process, tmp_path: Path) -> None:
-    settings = ClientSettings(address=f"unix:{tmp_path}/d/i.sock")
+    settings = patient_client(f"unix:{tmp_path}/d/i.sock")
     here.machine.mps = False
     worker = worker_identity("on a GPU")
     worker.gpu_uuid = here.machine.uuid(0)

@@ -5,25 +5,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from indexer_client import ClientSettings, IndexerError, ServiceUnavailable, Session, Source
+from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_client import IndexerError, ServiceUnavailable, Session, Source
+from indexer_client import registering as registering_module
 from indexer_client.control_plane import ControlPlane
 from indexer_client.errors import SESSION_LOST
 from indexer_client.registering import Registering
-from indexer_service import server
+from indexer_service import serving
 from indexer_service.sessions import Session as ServiceSession
 from indexer_service.settings import Settings
 from tests.service.support import running as service_running
-from tests.support.plants import SOON
+from tests.support.plants import patient_client, patient_service
 from tests.support.processes import Process
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 from tests.support.workloads import Checker, RandomSteps, Shape
 
-LONG = 60.0
+LONG = 2 * SOON
+CALL = 0.3
+_LOOK_SECONDS = 0.01
 _register = ServiceSession.register
 
 
@@ -34,19 +40,26 @@ def steps() -> Iterator[RandomSteps]:
     made.close()
 
 
-def _slow(seconds: float, begun: Callable[[], None] = lambda: None) -> Any:
+def _held(done: Callable[[], bool], begun: Callable[[], None] = lambda: None) -> Any:
+    """Registrations last until something is so."""
+
     async def register(session: ServiceSession, regions: Any) -> None:
         await _register(session, regions)
         begun()
-        await asyncio.sleep(seconds)
+        while not done():
+            await asyncio.sleep(_LOOK_SECONDS)
 
     return patch.object(ServiceSession, "register", register)
 
 
+def _service(folder: Path) -> Settings:
+    return patient_service(f"unix:{folder}/d/i.sock")
+
+
 @contextmanager
 def _attaching(folder: Path, steps: RandomSteps, **settings: Any) -> Iterator[Session]:
-    asked = {"reattach_seconds": 0.1, "rpc_timeout_seconds": 0.3, **settings}
-    made = ClientSettings(address=f"unix:{folder}/d/i.sock", **asked)
+    asked = {"reattach_seconds": 0.1, "rpc_timeout_seconds": CALL, **settings}
+    made = patient_client(f"unix:{folder}/d/i.sock", **asked)
     with Session(steps.geometry, steps.k_caches, steps.fallback, settings=made) as session:
         yield session
 
@@ -58,18 +71,29 @@ def _step(session: Session, steps: RandomSteps, checker: Checker, number: int) -
     return set(checker.last)
 
 
-def test_it_may_take_longer_than_a_call_and_a_lease(tmp_path: Path, steps: RandomSteps) -> None:
+def test_it_may_take_longer_than_a_call_while_the_lease_is_renewed(
+    tmp_path: Path, steps: RandomSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Meanwhile steps are inline, and nothing is asked for a second time."""
     begun: list[float] = []
+    renewals: list[float] = []
+    ended = Event()
+
+    def renew(control_plane: ControlPlane, request: pb.KeepAliveRequest) -> None:
+        renewals.append(time.monotonic())
+        control_plane._stub.KeepAlive(request)  # with no deadline that a standstill could reach
+
+    monkeypatch.setattr(ControlPlane, "keep_alive", renew)
     checker = Checker()
-    settings = Settings(address=f"unix:{tmp_path}/d/i.sock", lease_seconds=0.5)
     with (
-        _slow(1.5, lambda: begun.append(time.monotonic())),
-        service_running(settings),
+        _held(ended.is_set, lambda: begun.append(time.monotonic())),
+        service_running(_service(tmp_path)),
         _attaching(tmp_path, steps) as session,
     ):
         assert eventually(lambda: bool(begun))
         assert _step(session, steps, checker, 1) == {Source.INLINE}
+        assert eventually(lambda: len(renewals) > 5 and renewals[-1] > begun[0] + 2 * CALL)
+        ended.set()
         session.wait_attached(SOON)
         assert _step(session, steps, checker, 2) == {Source.SERVICE}
         assert len(begun) == session.statistics.attachments == 1
@@ -77,23 +101,23 @@ def test_it_may_take_longer_than_a_call_and_a_lease(tmp_path: Path, steps: Rando
 
 
 def test_it_has_a_deadline_of_its_own(tmp_path: Path, steps: RandomSteps) -> None:
-    settings = Settings(address=f"unix:{tmp_path}/d/i.sock")
+    ended = Event()
     with (
-        _slow(2.0),
-        service_running(settings),
+        _held(ended.is_set),
+        service_running(_service(tmp_path)),
         _attaching(tmp_path, steps, rpc_timeout_seconds=LONG, register_timeout_seconds=0.3) as made,
     ):
         assert eventually(lambda: "Deadline" in str(made.last_error))
+        ended.set()
 
 
 def test_closing_does_not_wait_for_it(tmp_path: Path, steps: RandomSteps) -> None:
-    begun: list[float] = []
-    settings = Settings(address=f"unix:{tmp_path}/d/i.sock")
-    with _slow(3.0, lambda: begun.append(time.monotonic())), service_running(settings):
-        with _attaching(tmp_path, steps, rpc_timeout_seconds=LONG) as session:
-            assert eventually(lambda: bool(begun))
-            closing = time.monotonic()
-        assert time.monotonic() - closing < 1.0
+    begun, ended = Event(), Event()
+    with _held(ended.is_set, begun.set), service_running(_service(tmp_path)):
+        bounds = {"rpc_timeout_seconds": LONG, "register_timeout_seconds": SOON}
+        with _attaching(tmp_path, steps, **bounds) as session:
+            assert begun.wait(SOON)
+        ended.set()
         assert "closed while" in str(session.last_error)
 
 
@@ -106,18 +130,19 @@ def test_a_service_that_is_silent_meanwhile_is_not_waited_for(
         raise ServiceUnavailable("Deadline Exceeded")
 
     monkeypatch.setattr(ControlPlane, "keep_alive", silence)
-    settings = Settings(address=f"unix:{tmp_path}/d/i.sock")
+    ended = Event()
     with (
-        _slow(3.0),
-        service_running(settings),
+        _held(ended.is_set),
+        service_running(_service(tmp_path)),
         _attaching(tmp_path, steps) as session,
     ):
-        assert eventually(lambda: "silent while" in str(session.last_error), 2.0)
+        assert eventually(lambda: "silent while" in str(session.last_error))
+        ended.set()
 
 
 def _serve_slowly(address: str, begun: str) -> None:
-    with _slow(LONG, Path(begun).touch):
-        server.run(Settings(address=address))
+    with _held(lambda: False, Path(begun).touch):
+        serving.run(Settings(address=address))
 
 
 def test_the_services_death_ends_it_at_once(tmp_path: Path, steps: RandomSteps) -> None:
@@ -125,10 +150,10 @@ def test_the_services_death_ends_it_at_once(tmp_path: Path, steps: RandomSteps) 
     service = Process(_serve_slowly, f"unix:{tmp_path}/d/i.sock", str(begun))
     try:
         with _attaching(tmp_path, steps, rpc_timeout_seconds=LONG) as session:
-            assert eventually(begun.exists, LONG)
+            assert eventually(begun.exists)
             told = session.last_error
             service.kill()
-            assert eventually(lambda: session.last_error not in (None, told), 1.0)
+            assert eventually(lambda: session.last_error not in (None, told))
             assert isinstance(session.last_error, ServiceUnavailable)
     finally:
         service.kill()
@@ -144,6 +169,19 @@ def test_a_lost_session_is_no_refusal_of_its_memory(error: type[IndexerError]) -
     registering = Registering(lost, lease_seconds=0.0, silent_seconds=LONG, is_wanted=lambda: True)
     with pytest.raises(ServiceUnavailable, match="gone"):
         registering.look()
+
+
+def test_the_lease_is_renewed_every_third_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    renewed: list[float] = []
+    monkeypatch.setattr(registering_module, "time", SimpleNamespace(monotonic=lambda: now))
+    registering = Registering(
+        lambda: renewed.append(now), lease_seconds=9.0, silent_seconds=LONG, is_wanted=lambda: True
+    )
+    for moment in (1.0, 2.9, 3.0, 3.1, 5.9, 6.1, 9.2):
+        now = moment
+        registering.look()
+    assert renewed == [3.0, 6.1, 9.2]
 
 
 def test_one_lost_answer_is_no_silence() -> None:

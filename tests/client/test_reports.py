@@ -11,18 +11,19 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client import InvalidRequest, Source, Statistics
 from indexer_client import reports as reports_module
 from indexer_client.reports import ReportReader
-from indexer_client.step_findings import StepFindings
+from indexer_client.step_findings import WorkerFindings
 from indexer_service import step_executor
 from indexer_service.errors import invalid
 from ipc_handoff.detectors import NO_DETECTION
 from ipc_handoff.ring import RingConsumer, RingProducer
-from tests.support.plants import SOON, Pair, pair
+from tests.support.plants import Pair, pair
+from tests.support.waiting import SOON
 
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReportReader]:
     monkeypatch.setattr(reports_module, "_QUIET_SECONDS", 0.0)
-    yield ReportReader(Statistics(), StepFindings(NO_DETECTION, ()))
+    yield ReportReader(Statistics(), WorkerFindings(NO_DETECTION, ()))
 
 
 def _reports_area(running: Pair) -> memoryview:

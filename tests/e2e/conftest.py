@@ -7,21 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from indexer_client import ClientSettings
 from tests.support.processes import ServiceProcess
+from tests.support.waiting import SOON
 
 Start = Callable[..., ServiceProcess]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tests' tensors are tiny, and busy cores make torch's own threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -44,7 +35,7 @@ def start(socket: Path) -> Iterator[Start]:
     started: list[ServiceProcess] = []
 
     def start(**settings: Any) -> ServiceProcess:
-        wanted = {"gate_bound_seconds": 1.0, **settings}
+        wanted = {"gate_bound_seconds": SOON, "lease_seconds": 2 * SOON, **settings}
         started.append(ServiceProcess(wanted.pop("socket", socket), **wanted))
         return started[-1]
 
@@ -55,9 +46,10 @@ def start(socket: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def client_settings(socket: Path) -> ClientSettings:
+    """Waits and calls end with an answer or with the service: who freezes one asks for less."""
     return ClientSettings(
         address=f"unix:{socket}",
-        wait_bound_seconds=1.0,
-        rpc_timeout_seconds=1.0,
+        wait_bound_seconds=2 * SOON,
+        rpc_timeout_seconds=SOON,
         reattach_seconds=0.2,
     )

@@ -11,7 +11,7 @@ import pytest
 from indexer_client import ClientSettings, Session
 from tests.e2e.conftest import Start
 from tests.support.processes import descriptors, mapped_memories
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 from tests.support.workloads import Checker, RandomSteps, Shape
 
 
@@ -29,7 +29,7 @@ def no_collector() -> Iterator[None]:
 def _work(settings: ClientSettings, steps: RandomSteps) -> None:
     checker = Checker()
     with Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session:
-        session.wait_attached(10)
+        session.wait_attached(SOON)
         for number in range(3):
             case = steps.case(number)
             with session.step(case.inputs, case.layers) as step:
@@ -63,13 +63,13 @@ def test_the_worker_keeps_nothing_of_a_closed_session(
     settings = client_settings.model_copy(update={"signalling": signalling})
     _work(settings, RandomSteps(Shape(), 1))  # what is made once a process
     with no_collector():
-        before, mapped = descriptors(), mapped_memories()
+        before, mapped = descriptors(), set(mapped_memories())
         for _ in range(3):
             steps = RandomSteps(Shape(), 1)
             _work(settings, steps)
             steps.close()
             del steps
-        assert mapped_memories() == mapped
+        assert set(mapped_memories()) <= mapped
         # gRPC closes its own behind the call.
         assert eventually(lambda: len(descriptors()) <= len(before)), descriptors()
 
@@ -94,7 +94,7 @@ def test_a_service_that_stops_under_a_session_leaves_no_file(
     with Session(
         steps.geometry, steps.k_caches, steps.fallback, settings=client_settings
     ) as session:
-        session.wait_attached(10)
+        session.wait_attached(SOON)
         for number in range(3):
             case = steps.case(number)
             with session.step(case.inputs, case.layers) as step:

@@ -15,13 +15,13 @@ from indexer_client.attachment import Attachment
 from ipc_handoff.layout import RING_CAPACITY
 from tests.e2e.conftest import Start
 from tests.service.support import running as service_running
-from tests.support.plants import SOON, Pair, Settings, pair
+from tests.support.plants import Pair, Settings, pair
 from tests.support.runs import running as in_this_process
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 from tests.support.workloads import Case, RandomSteps, Shape
 
 Patch = pytest.MonkeyPatch
-GATE = 0.1
+PATIENT = 2 * SOON
 
 
 def _attachment(running: Pair) -> Attachment:
@@ -42,13 +42,13 @@ def _checked(running: Pair, case: Case, between: Callable[[int], None]) -> list[
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_worker_that_pauses_ten_bounds_computes_the_rest_itself(
+def test_a_worker_that_pauses_for_longer_than_the_gate_computes_the_rest_itself(
     place: int, tmp_path: Path
 ) -> None:
-    with pair(tmp_path, gate_bound_seconds=GATE) as running:
+    with pair(tmp_path) as running:
         running.step()
         sources = _checked(
-            running, running.case(), lambda at: time.sleep(10 * GATE * (at == place))
+            running, running.case(), lambda at: running.pause() if at == place else None
         )
         assert sources == [Source.SERVICE] * place + [Source.INLINE] * (3 - place)
         report = running.reports.of(2)
@@ -61,11 +61,14 @@ def test_a_worker_that_pauses_ten_bounds_computes_the_rest_itself(
         running.checker.assert_right()
 
 
-def test_a_worker_that_pauses_ten_bounds_between_steps_loses_nothing(tmp_path: Path) -> None:
-    with pair(tmp_path, gate_bound_seconds=GATE) as running:
+def test_a_worker_that_pauses_between_steps_for_longer_than_a_gate_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    with pair(tmp_path) as running:
         for _ in range(2):
             assert set(running.step()) == {Source.SERVICE}
-            time.sleep(10 * GATE)
+            with running.hurried_gates():
+                time.sleep(0.1)
         running.checker.assert_right()
 
 
@@ -75,24 +78,40 @@ def test_a_full_plan_ring_detaches_and_never_blocks(tmp_path: Path) -> None:
         running.step()
         running.engine.hold()
         case = running.case()
-        slowest = 0.0
         for begun in range(RING_CAPACITY + 2):
-            began = time.monotonic()
             with running.session.step(case.inputs, case.layers) as step:
                 if begun == 0:
                     query = case.queries[case.layers[0]]
                     step.stage(case.layers[0], query.q, query.weights)
                     assert running.engine.waiting.wait(SOON)
-            slowest = max(slowest, time.monotonic() - began)
         assert running.session.statistics.detachments == 1
-        assert slowest < 1.0
-        began = time.monotonic()
         assert set(running.step()) == {Source.INLINE}
-        assert time.monotonic() - began < 1.0
+        # All of it while the service did nothing.
+        assert running.engine.ended == 0
         running.engine.release()
         running.session.wait_attached(SOON)
         assert set(running.step()) == {Source.SERVICE}
         running.checker.assert_right()
+
+
+def test_an_engine_that_fails_is_told_whatever_became_of_its_inputs(tmp_path: Path) -> None:
+    """That a newer layer was staged over them may be why; it is no reason to hide the error."""
+    with pair(tmp_path) as running:
+        running.step()
+        running.engine.hold()
+        case = running.case()
+        layer = case.layers[0]
+        with running.session.step(case.inputs, case.layers) as step:
+            query = case.queries[layer]
+            step.stage(layer, query.q, query.weights)
+            assert running.engine.waiting.wait(SOON)
+            attachment = running.session._attachment
+            assert attachment is not None
+            attachment.bank.control.generations.layers.begin(step.number, 1)
+            running.engine.fail = True
+            running.engine.release()
+            report = running.reports.of(step.number)
+    assert (report.status, report.message) == (pb.STEP_STATUS_FAILED, "engine: planted")
 
 
 def test_an_engine_that_fails_costs_its_step_only(tmp_path: Path) -> None:
@@ -114,7 +133,8 @@ def test_an_engine_that_fails_costs_its_step_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_close_session_ends_a_step_behind_its_gate(place: int, tmp_path: Path) -> None:
-    with pair(tmp_path, gate_bound_seconds=30.0, client={"wait_bound_seconds": 1.0}) as running:
+    bounds = {"wait_bound_seconds": PATIENT}
+    with pair(tmp_path, gate_bound_seconds=PATIENT, client=bounds) as running:
         running.step()
         attachment = _attachment(running)
         cancelled: list[int] = []
@@ -129,7 +149,7 @@ def test_close_session_ends_a_step_behind_its_gate(place: int, tmp_path: Path) -
 
         began = time.monotonic()
         sources = _checked(running, running.case(), close)
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < SOON
         assert cancelled == [1]
         assert sources == [Source.SERVICE] * place + [Source.INLINE] * (3 - place)
         running.step()
@@ -139,39 +159,36 @@ def test_close_session_ends_a_step_behind_its_gate(place: int, tmp_path: Path) -
         running.checker.assert_right()
 
 
-def test_a_lease_that_runs_out_behind_a_gate_ends_the_step(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(Attachment, "keep_alive", lambda attachment: None)
-    with pair(tmp_path, gate_bound_seconds=30.0, lease_seconds=0.5) as running:
+def _end_lease(running: Pair) -> None:
+    """As if the worker had been silent for so long; returns when the service has let go."""
+    table = running.service.service._table
+    assert table is not None
+    table.sessions[0]._deadline = 0.0
+    assert eventually(_attachment(running).bells.is_drained)
+
+
+def test_a_lease_that_runs_out_behind_a_gate_ends_the_step(tmp_path: Path) -> None:
+    with pair(tmp_path, gate_bound_seconds=PATIENT) as running:
         running.step()
-        old = _attachment(running)
-        sources = _checked(running, running.case(), lambda at: time.sleep(1.5 * (at == 1)))
+        sources = _checked(
+            running, running.case(), lambda at: _end_lease(running) if at == 1 else None
+        )
         assert sources == [Source.SERVICE, Source.INLINE, Source.INLINE]
-        assert old.bells.is_drained()
-        monkeypatch.undo()
-        began = time.monotonic()
         running.step()
         running.session.wait_attached(SOON)
         assert set(running.step()) == {Source.SERVICE}
-        assert time.monotonic() - began < 5.0
         running.checker.assert_right()
 
 
-def test_a_drained_attachment_is_left_at_once_and_not_after_a_bound(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_drained_attachment_is_left_at_once_and_not_after_a_bound(tmp_path: Path) -> None:
     """The lease ran out between steps; the service has said that it is gone."""
-    monkeypatch.setattr(Attachment, "keep_alive", lambda attachment: None)
-    bound = 8.0
-    with pair(tmp_path, lease_seconds=0.4, client={"wait_bound_seconds": bound}) as running:
+    with pair(tmp_path, client={"wait_bound_seconds": PATIENT}) as running:
         running.step()
-        assert eventually(_attachment(running).bells.is_drained)
+        _end_lease(running)
         began = time.monotonic()
         assert set(running.step()) == {Source.INLINE}
-        assert time.monotonic() - began < bound / 2
+        assert time.monotonic() - began < SOON
         assert running.session.statistics.detachments == 1
-        monkeypatch.undo()
         running.session.wait_attached(SOON)
         assert set(running.step()) == {Source.SERVICE}
         running.checker.assert_right()
@@ -206,16 +223,15 @@ def test_reports_that_nobody_reads_cost_no_answer(tmp_path: Path, monkeypatch: P
 
 
 def test_a_stream_whose_client_does_not_read_is_ended_and_disturbs_nobody(
-    tmp_path: Path,
+    tmp_path: Path, unread: threading.Event
 ) -> None:
     with pair(tmp_path, unread_reports=4, report_write_seconds=0.3) as running:
         running.step()
         attachment = _attachment(running)
-        ended = threading.Event()
 
         def plans() -> object:
             # Refused at once, each with a report.
-            while not ended.is_set():
+            while not unread.is_set():
                 yield pb.RunStepsRequest(
                     session_id=attachment.session_id,
                     plan=pb.StepPlan(step=1, epoch=attachment.epoch, layers=[9] * 200),
@@ -223,10 +239,7 @@ def test_a_stream_whose_client_does_not_read_is_ended_and_disturbs_nobody(
 
         with grpc.insecure_channel(running.service.address) as channel:
             call = rpc.IndexerServiceStub(channel).RunSteps(plans())
-            until = time.monotonic() + 3.0
-            while time.monotonic() < until:
-                assert set(running.step()) == {Source.SERVICE}
-            ended.set()
+            assert eventually(lambda: set(running.step()) == {Source.SERVICE} and unread.is_set())
             # How it ended can be seen only behind what was not read.
             with pytest.raises(grpc.RpcError) as error:
                 for _ in call:
@@ -241,11 +254,11 @@ def test_a_service_restarted_while_the_worker_idles_is_found_before_the_next_ste
 ) -> None:
     service = start()
     with in_this_process(client_settings, 5) as run:  # type: ignore[arg-type]
-        run.attached_steps(SOON)
+        run.attached_steps()
         service.kill()
         start()
-        assert eventually(lambda: run.session.statistics.attachments == 2, 2.0)
-        run.attached_steps(SOON)
+        assert eventually(lambda: run.session.statistics.attachments == 2)
+        run.attached_steps()
         assert run.session.statistics.inline_layers == 0
         assert run.session.statistics.detachments == 1
     run.checker.assert_right()

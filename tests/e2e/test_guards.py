@@ -20,8 +20,8 @@ from indexer_service.step_executor import StepExecutor
 from ipc_handoff.banks import BankPool
 from ipc_handoff.doorbells import ServiceBells, WorkerBells
 from tests.service.support import running as service_running
-from tests.support.plants import SOON, HeldEngine, Pair, Settings, pair
-from tests.support.waiting import eventually
+from tests.support.plants import HeldEngine, Pair, Settings, pair
+from tests.support.waiting import SOON, eventually
 from tests.support.workloads import Shape
 
 Patch = pytest.MonkeyPatch
@@ -113,12 +113,10 @@ def test_a_wait_that_ran_out_hands_back_no_answer(
             return WaitEnd.ANSWERED if end is WaitEnd.STALLED else end
 
         monkeypatch.setattr(client_step, "wait_for_answer", trusting)
-    client = {"wait_bound_seconds": 0.2, "detectors": "none"}
-    with pair(tmp_path, client=client) as running:
+    with pair(tmp_path, client={"detectors": "none"}) as running:
         _run(running, 2)
-        running.engine.hold()
-        _run(running, 2)
-        running.engine.release()
+        with running.stalled():
+            _run(running, 2)
         assert bool(running.wrong) is not guarded
 
 
@@ -130,18 +128,20 @@ def _late_write(tmp_path: Path, patch: Patch) -> tuple[list[str], list[Source]]:
     """
     engine = HeldEngine()
     successor = Settings(address=f"unix:{tmp_path / 'e' / 'i.sock'}")
-    client = {"wait_bound_seconds": 0.2, "banks": 1}
     with (
         service_running(successor, engine=engine) as second,
-        pair(tmp_path, shape=Shape(slots=1), client=client) as running,
+        pair(tmp_path, shape=Shape(slots=1), client={"banks": 1}) as running,
     ):
         _run(running, 2)
         running.engine.hold()
-        running.step()
-        assert running.engine.waiting.is_set()
         running.session.settings.address = second.address
+        with running.impatient():
+            running.step()
         running.step()
-        time.sleep(1.0)  # time to attach, if there is a bank
+        session = running.session
+        assert eventually(
+            lambda: session.statistics.attachments > 1 or "banks: " in str(session.last_error)
+        )
         hand_back = Step.hand_back
 
         def read_late(*arguments: object) -> Source:
@@ -187,7 +187,9 @@ def test_a_newer_step_ends_the_wait_for_an_older_one(
                 raise StepCancelled("not wanted")
 
         monkeypatch.setattr(StepExecutor, "_check_wanted", check_wanted)
-    with pair(tmp_path, gate_bound_seconds=6.0, client={"wait_bound_seconds": 3.0}) as running:
+    bounds = (SOON, SOON) if guarded else (6.0, 0.5)
+    client = {"wait_bound_seconds": bounds[1]}
+    with pair(tmp_path, gate_bound_seconds=bounds[0], client=client) as running:
         case = running.case()
         with running.session.step(case.inputs, case.layers) as step:
             running.ask(step, case, case.layers[0])
@@ -225,26 +227,28 @@ def test_a_session_is_closed_only_when_nothing_writes_its_bank(
             assert running.engine.waiting.wait(SOON)
             caller = threading.Thread(target=close)
             caller.start()
-            early = closed.wait(0.5)
+            early = closed.wait(0.5 if guarded else SOON)
             before = attachment.bank.answers[0].clone()
             running.engine.release()
             caller.join(SOON)
-            time.sleep(0.2)
-            written_after = not torch.equal(before, attachment.bank.answers[0])
-        assert written_after  # by the engine, once it was released
+            # By the engine, once it was released.
+            assert eventually(lambda: not torch.equal(before, attachment.bank.answers[0]))
         assert early is not guarded
         if guarded:
             assert attachment.bells.is_drained()
+    # What it says of its end belongs to no later test.
+    runner = f"steps-{attachment.epoch}"
+    assert eventually(lambda: runner not in {thread.name for thread in threading.enumerate()})
 
 
 def test_an_answer_that_comes_after_detachment_never_reaches_the_caller(
     tmp_path: Path,
 ) -> None:
-    with pair(tmp_path, shape=Shape(slots=1), client={"wait_bound_seconds": 0.2}) as running:
+    with pair(tmp_path, shape=Shape(slots=1)) as running:
         _run(running, 2)
         running.engine.hold()
         case = running.case()
-        with running.session.step(case.inputs, case.layers) as step:
+        with running.impatient(), running.session.step(case.inputs, case.layers) as step:
             answers = running.checker.run(step, case)
         old = running.session._attachment
         assert old is not None

@@ -17,9 +17,8 @@ from ipc_handoff.layout import HELD_STEPS
 from ipc_handoff.stages import FINDING_EVENT, SERVICE_SPANS, STEP_SPAN
 from tests.e2e.conftest import Start
 from tests.support.plants import Pair
-from tests.support.runs import SOON
 from tests.support.traces import Traced, assert_whole, attended_step, traced
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 from tests.support.workers import WorkerProcess
 from tests.support.workloads import Checker, RandomSteps, Shape
 
@@ -141,14 +140,18 @@ def test_a_finding_of_a_step_that_is_long_gone_disturbs_nothing(find: Find, tmp_
 
 
 @pytest.mark.parametrize("side", ["worker", "service"])
-def test_a_step_that_one_side_finds_slow_is_kept_on_both(side: str, tmp_path: Path) -> None:
-    with traced(tmp_path, ratio=0.0, slow={side: 0.3}, shape=SMALL) as (running, both):
+def test_a_step_that_one_side_finds_slow_is_kept_on_both(
+    side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, late = time.monotonic_ns, [0]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: clock() + late[0] * 1_000_000_000)
+    with traced(tmp_path, ratio=0.0, slow={side: 1000.0}, shape=SMALL) as (running, both):
         for number in range(1, 6):
             case = running.case()
             with running.session.step(case.inputs, case.layers) as step:
                 running.ask(step, case, 1)
                 if number == 3:
-                    time.sleep(0.4)
+                    late[0] = 1500
                 running.ask(step, case, 2)
     by_step = both.by_step()
     assert list(by_step) == [3]
@@ -224,7 +227,7 @@ def test_what_nobody_decides_about_is_bounded_on_both_sides(tmp_path: Path) -> N
 
 def test_a_step_says_where_it_was_answered(tmp_path: Path) -> None:
     """And whose it was, where the engine has told."""
-    with traced(tmp_path, client={"wait_bound_seconds": 0.2}) as (running, both):
+    with traced(tmp_path) as (running, both):
         case = running.case()
         ids = [f"cmpl-{number}" for number in range(case.inputs.requests)]
         with running.session.step(replace(case.inputs, request_ids=ids), case.layers) as step:
@@ -232,10 +235,9 @@ def test_a_step_says_where_it_was_answered(tmp_path: Path) -> None:
         attachment = running.session._attachment
         assert attachment is not None
         epoch, bank = attachment.epoch, attachment.bank.number
-        running.engine.hold()
-        running.step()
-        running.engine.release()
-        running.session.wait_attached(10)
+        with running.stalled():
+            running.step()
+        running.session.wait_attached(SOON)
         running.step()
     by_step = both.by_step()
     told = {n: dict(assert_whole(spans).attributes or {}) for n, spans in by_step.items()}
@@ -273,7 +275,7 @@ def test_of_a_dead_service_the_worker_tells_what_is_kept_and_nothing_else(
 ) -> None:
     files = tmp_path / "worker.jsonl", tmp_path / "service.jsonl"
     service = start(trace_file=str(files[1]))
-    changed = {"trace_file": files[0], "trace_ratio": 0.0, "wait_bound_seconds": 0.3}
+    changed = {"trace_file": files[0], "trace_ratio": 0.0}
     settings = client_settings.model_copy(update=changed)
     steps, checker = RandomSteps(SMALL, 1), Checker()
     with Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session:

@@ -13,6 +13,7 @@ from dsa_indexer_cli.demo.recorded import DECODE_LAYER, PREFILL_LAYER, recorded_
 from indexer_client import ClientSettings, Session, Source
 from tests.data import recording
 from tests.e2e.conftest import Start
+from tests.support.waiting import SOON
 
 ATTENTION_TOLERANCE = 4e-3
 WAYS = ("unary", "stream", "ring")
@@ -37,7 +38,7 @@ def select(
         signalling = "ring" if way == "unary" else way
         settings = client_settings.model_copy(update={"signalling": signalling})
         with Session(workload.geometry, workload.k_caches, refuse, settings=settings) as session:
-            session.wait_attached(10)
+            session.wait_attached(SOON)
             (layer,) = case.queries
             query = case.queries[layer]
             out = torch.full_like(case.expected[layer], -2)

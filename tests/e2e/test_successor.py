@@ -2,6 +2,7 @@
 
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ from indexer_client.control_plane import ControlPlane
 from ipc_handoff.banks import ANSWERS, HostBank
 from tests.e2e.conftest import Start
 from tests.support.processes import left_in, nothing_mapped
-from tests.support.runs import SOON, Run, later, running
-from tests.support.waiting import eventually
+from tests.support.runs import Run, later, running
+from tests.support.waiting import SOON, eventually
 
 LONGEST_MOMENT = 0.08
+WAIT_BOUND = 0.2
+# Of calls to a service that freezes.
+CALLS = {"rpc_timeout_seconds": 1.0}
 
 
 def _poison(bank: HostBank) -> None:
@@ -37,7 +41,7 @@ def _settled(bank: HostBank) -> list[bytes]:
 
 
 def _serving_pid(settings: ClientSettings) -> int:
-    control_plane = ControlPlane(settings)
+    control_plane = ControlPlane(settings.model_copy(update={"rpc_timeout_seconds": SOON}))
     try:
         return control_plane.get_status().pid
     except IndexerError:
@@ -59,23 +63,18 @@ def test_the_frozen_one_writes_only_into_its_retired_bank(
     moments: random.Random,
     socket: Path,
 ) -> None:
-    settings = client_settings.model_copy(
-        update={"wait_bound_seconds": 0.2, "signalling": signalling}
-    )
-    frozen = start(lease_seconds=1.0)
+    settings = client_settings.model_copy(update={**CALLS, "signalling": signalling})
+    moment, frozen = partial(moments.uniform, 0, LONGEST_MOMENT), start()
     with running(settings, moments.randrange(2**20)) as run:
         pool = run.session._caretaker._pool
-        run.attached_steps(SOON)
+        run.attached_steps()
         for _ in range(3):
-            before = run.session._attachment
-            assert before is not None
-            for bank in (before.bank, *pool._free):
+            assert run.session._attachment is not None
+            for bank in (run.session._attachment.bank, *pool._free):
                 _poison(bank)
-            timer = later(moments.uniform(0, LONGEST_MOMENT), frozen.freeze)
-            run.until_detached()
-            timer.join()
-            successor = start(lease_seconds=1.0)
-            run.attached_steps(2.0 + settings.rpc_timeout_seconds)
+            before = run.freeze_in_use(frozen, WAIT_BOUND, moment)
+            successor = start()
+            run.attached_steps()
             after = run.session._attachment
             assert after is not None
             assert after.bank is not before.bank
@@ -110,19 +109,18 @@ def test_the_frozen_one_writes_only_into_its_retired_bank(
 def test_without_a_free_bank_the_worker_stays_inline_until_the_frozen_one_has_drained(
     start: Start, client_settings: ClientSettings
 ) -> None:
-    settings = client_settings.model_copy(update={"wait_bound_seconds": 0.2, "banks": 1})
+    settings = client_settings.model_copy(update={**CALLS, "banks": 1})
     frozen = start()
     with running(settings, 4) as run:
-        run.attached_steps(SOON)
+        run.attached_steps()
         frozen.freeze()
-        run.until_detached()
+        run.until_detached(WAIT_BOUND)
         successor = start()
-        time.sleep(1.0)
+        assert eventually(lambda: "banks" in str(run.session.last_error))
         run.step()
         assert run.session.epoch is None
-        assert "banks" in str(run.session.last_error)
         frozen.thaw()
-        run.attached_steps(3.0)
+        run.attached_steps()
         attachment = run.session._attachment
         # The thawed one may have been asked first; then it is left for its successor.
         assert attachment is not None

@@ -1,6 +1,5 @@
 """One trace a step over both sides, whatever becomes of the step."""
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from opentelemetry.trace import StatusCode
 
 from indexer_client import Source, StepInputs
 from indexer_client.plan_channel import RingPlans
-from indexer_service.events import StepObserver
+from indexer_service.events import FinishedStep, StepObserver
 from ipc_handoff.layout import STAMPED_STEPS
 from ipc_handoff.stages import SERVICE_SPANS, STEP_SPAN, WORKER_SPANS
 from ipc_handoff.stamps import StampRing
@@ -19,11 +18,12 @@ from ipc_handoff.telemetry import tracing as tracing_module
 from ipc_handoff.telemetry.tracing import Tracing
 from tests.support.plants import pair
 from tests.support.traces import Traced, assert_whole, attended_step, traced
+from tests.support.waiting import SOON
 from tests.support.workloads import Shape
 
 WORKER = tuple(span.name for span in WORKER_SPANS)
 SERVICE = tuple(span.name for span in SERVICE_SPANS)
-EVERY_STAGE = {
+STAGES = (
     "dsa.stage",
     "dsa.gate",
     "dsa.logits",
@@ -31,7 +31,8 @@ EVERY_STAGE = {
     "dsa.answer",
     "dsa.handback",
     "dsa.attend",
-}
+)
+"""In the order in which they end."""
 LAYERS = 3
 
 
@@ -51,7 +52,7 @@ def test_a_step_is_one_trace_with_every_stage_of_every_layer(tmp_path: Path) -> 
         assert f"{step.context.trace_id:032x}" == ids[number - 1]
         assert step.status.status_code is StatusCode.UNSET
         counts = Counter(span.name for span in spans)
-        assert counts == {STEP_SPAN: 1} | dict.fromkeys(EVERY_STAGE, LAYERS)
+        assert counts == {STEP_SPAN: 1} | dict.fromkeys(STAGES, LAYERS)
         assert _status_of(spans, "dsa.gate") == {"STEP_STATUS_ANSWERED"}
     assert set(both.stages("worker")) == {STEP_SPAN, *WORKER}
     assert set(both.stages("service")) == set(SERVICE)
@@ -65,29 +66,20 @@ def test_stages_of_a_layer_follow_each_other_over_both_sides(tmp_path: Path) -> 
         if span.name != STEP_SPAN:
             assert span.attributes is not None
             by_layer[span.attributes["dsa.layer"]][span.name] = span
-    order = (
-        "dsa.stage",
-        "dsa.gate",
-        "dsa.logits",
-        "dsa.topk",
-        "dsa.answer",
-        "dsa.handback",
-        "dsa.attend",
-    )
     assert len(by_layer) == LAYERS
     for stages in by_layer.values():
-        ends = [stages[name].end_time for name in order]
+        ends = [stages[name].end_time for name in STAGES]
         assert ends == sorted(ends)
         assert stages["dsa.logits"].start_time == stages["dsa.gate"].end_time
         assert stages["dsa.handback"].start_time >= stages["dsa.answer"].end_time
 
 
 def test_a_cancelled_step_says_so_and_ends_its_spans(tmp_path: Path) -> None:
-    with traced(tmp_path, gate_bound_seconds=0.1) as (running, both):
+    with traced(tmp_path) as (running, both):
         case = running.case()
         with running.session.step(case.inputs, case.layers) as step:
             running.ask(step, case, case.layers[0])
-            time.sleep(1.0)
+            running.pause()
             for layer in case.layers[1:]:
                 source, _ = running.ask(step, case, layer)
                 assert source is Source.INLINE
@@ -164,12 +156,11 @@ def test_reports_that_cannot_be_read_end_the_span(
 
 def test_a_stalled_service_is_told_by_the_worker_as_incomplete(tmp_path: Path) -> None:
     """And by nobody else: it exports nothing of a step that was taken from it."""
-    with traced(tmp_path, client={"wait_bound_seconds": 0.2}) as (running, both):
+    with traced(tmp_path) as (running, both):
         attended_step(running)
-        running.engine.hold()
-        attended_step(running)
-        running.engine.release()
-        running.session.wait_attached(10)
+        with running.stalled():
+            attended_step(running)
+        running.session.wait_attached(SOON)
         attended_step(running)
         running.checker.assert_right()
     spans = both.by_step()[2]
@@ -285,7 +276,7 @@ def test_a_refused_plan_shows_no_stage_of_the_step_before_it(tmp_path: Path) -> 
 
 def test_an_observer_that_fails_disturbs_no_step(tmp_path: Path) -> None:
     class Failing(StepObserver):
-        def step_finished(self, *_: object) -> None:
+        def step_finished(self, _: FinishedStep) -> None:
             raise RuntimeError("of the observer")
 
     with pair(tmp_path, observer=Failing()) as running:

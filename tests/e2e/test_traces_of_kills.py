@@ -10,8 +10,8 @@ from dsa_indexer_cli.trace.spans import Span, read_trace_file
 from indexer_client import ClientSettings, Session, Source
 from ipc_handoff.stages import SERVICE_SPANS, STEP_SPAN, ServiceStage
 from tests.e2e.conftest import Start
-from tests.support.runs import SOON, later
-from tests.support.waiting import eventually
+from tests.support.runs import later
+from tests.support.waiting import SOON, eventually
 from tests.support.workers import WorkerProcess
 from tests.support.workloads import Checker, RandomSteps, Shape
 

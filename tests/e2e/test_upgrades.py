@@ -12,8 +12,8 @@ from tests.e2e import versions
 from tests.e2e.conftest import Start
 from tests.service.support import open_request
 from tests.support.processes import ServiceProcess, left_in, nothing_mapped
-from tests.support.runs import SOON, Run, running
-from tests.support.waiting import eventually
+from tests.support.runs import Run, running
+from tests.support.waiting import SOON, eventually
 
 
 def _upgrade(run: Run, old: ServiceProcess) -> list[Source]:
@@ -36,21 +36,21 @@ def test_a_client_goes_on_with_a_newer_service(
     settings = client_settings.model_copy(update={"signalling": signalling})
     old = start()
     with running(settings, 7) as run:
-        run.attached_steps(SOON)
+        run.attached_steps()
         between = _upgrade(run, old)
         assert between[-1] is Source.INLINE
         newer = start(prepare=versions.compatible)
         assert newer.status().version == versions.NEWER_VERSION
-        run.attached_steps(SOON)
+        run.attached_steps()
         # And back: a release is taken back the same way.
         assert _upgrade(run, newer)[-1] is Source.INLINE
         again = start()
-        run.attached_steps(SOON)
+        run.attached_steps()
         assert again.status().version != versions.NEWER_VERSION
         statistics = run.session.statistics
         assert statistics.attachments == 3
         assert statistics.rejected_steps == statistics.faulted_rows == 0
-        assert run.slowest < settings.wait_bound_seconds + SOON / 2
+        assert run.slowest < settings.wait_bound_seconds / 2
     run.checker.assert_right()
     assert eventually(lambda: nothing_mapped(again))
     assert again.stop() == 0
@@ -62,7 +62,7 @@ def test_a_service_of_another_layout_is_not_used_and_the_reason_named(
 ) -> None:
     old = start()
     with running(client_settings, 8) as run:
-        run.attached_steps(SOON)
+        run.attached_steps()
         _upgrade(run, old)
         other = start(prepare=versions.other_layout)
 
@@ -75,7 +75,7 @@ def test_a_service_of_another_layout_is_not_used_and_the_reason_named(
         assert "the same dsa-indexer version" in str(run.session.last_error)
         assert other.stop() == 0
         start()
-        run.attached_steps(SOON)
+        run.attached_steps()
     run.checker.assert_right()
 
 
@@ -83,7 +83,7 @@ def test_a_newer_clients_fields_are_left_alone(
     start: Start, client_settings: ClientSettings
 ) -> None:
     start()
-    control_plane = ControlPlane(client_settings)
+    control_plane = ControlPlane(client_settings.model_copy(update={"rpc_timeout_seconds": SOON}))
     request = open_request(instance="newer")
     request.MergeFromString(versions.UNKNOWN_FIELD)
     opened = control_plane.open_session(request)

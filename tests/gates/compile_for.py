@@ -1,4 +1,4 @@
-"""Compile every build for one architecture: `python -m tests.gates.compile_for 80 [planted]`.
+"""Compile every build for one architecture: `python -m tests.gates.compile_for 80 [planted...]`.
 
 Prints one JSON line a build: name, error or null, bytes of shared memory (in all, and those of
 inline assembly's own arrays), registers, stack bytes, and arguments that would make new kernels.
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,12 @@ def compiled(build: Build, arch: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main(arch: int, planted: str | None = None) -> None:
+def main(arch: int, *planted: str) -> None:
     chosen: Iterable[Build] = builds()
     if planted:
         from tests.gates.planted import BUILDS
 
-        chosen = [BUILDS[planted]]
+        chosen = [replace(BUILDS[name], name=name) for name in planted]
     for build in chosen:
         if arch in build.architectures:
             print(json.dumps(compiled(build, arch)), flush=True)

@@ -7,7 +7,7 @@ from ipc_handoff.flag_words import Answer, FlagLayout, FlagWords
 from ipc_handoff.kernels.clock import clock_offset
 from ipc_handoff.kernels.flag import raise_flag
 from ipc_handoff.kernels.service_memory import ServiceMemory
-from ipc_handoff.kernels.tell import tell
+from ipc_handoff.kernels.tell import tell, tell_given_up
 from ipc_handoff.kernels.words import Live, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
@@ -106,6 +106,25 @@ def _a_service_leaves_flags_alone() -> None:
         assert _tell(live=live, step=0, published=0) == {}, "warming up"
 
 
+def _given_up(*, published: int = 9, detached: int = 0) -> list[int]:
+    """Layers whose waits a service ends that gives step 9 up, by ordinal."""
+    layout, block = FlagLayout(len(GEOMETRY.layers)), _block()
+    staging = _region({StagingWord.PUBLISHED: published, StagingWord.DETACHED: detached})
+    memory = ServiceMemory(GEOMETRY, torch.device("cpu"), staging.data_ptr(), 0)
+    watch.also_allowed[:] = [block, staging]
+    tell_given_up(memory, 9, block.data_ptr() + layout.answer(0))
+    ended = [i for i in range(2) if block[layout.answer(i) // 8] == Answer.CANCELLED]
+    assert int((block != POISON).sum()) == len(ended), "another word was written"
+    return ended
+
+
+def _a_step_that_was_not_launched_ends_every_wait_in_it() -> None:
+    assert _given_up() == [0, 1]
+    assert _given_up(detached=1) == [], "the flags may be its successor's"
+    assert _given_up(published=10) == [], "the worker waits for another step"
+    assert _given_up(published=8) == [], "it will find that nobody answers"
+
+
 def _clock() -> None:
     found = clock_offset(torch.device("cpu"))
     assert found.offset > 0 and found.error >= 0
@@ -117,5 +136,6 @@ RUNS = [
     Run("flag of a step that was given up", _a_step_that_was_given_up_waits_for_nobody),
     Run("tell", _a_service_tells),
     Run("tell nobody", _a_service_leaves_flags_alone),
+    Run("give up", _a_step_that_was_not_launched_ends_every_wait_in_it),
     Run("clock", _clock),
 ]

@@ -9,7 +9,7 @@ import torch
 
 from attention_worker.answer_or_rescue import answer_or_rescue
 from indexer_service.kernels import indexer
-from indexer_service.kernels.indexer.rescue import rescue
+from indexer_service.kernels.indexer.rescue import RescueInputs, rescue
 from ipc_handoff.device_layout import DEVICE_LINE
 from ipc_handoff.generations import Generation
 from ipc_handoff.kernels.words import Decision, WorkerState
@@ -26,9 +26,9 @@ def _same(lengths: list[int], next_n: int, heads: int, k: int) -> None:
     indexer.select_paged(*case.tensors, k, out=expected, impl="triton")
     on, off = torch.ones(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     out = torch.full_like(expected, 78)
-    rescue(*case.tensors, k, out=out, enabled=off)
+    rescue(RescueInputs(*case.tensors, k, out, off))
     assert (out == 78).all()
-    rescue(*case.tensors, k, out=out, enabled=on)
+    rescue(RescueInputs(*case.tensors, k, out, on))
     assert torch.equal(out, expected)
 
 
@@ -55,9 +55,8 @@ def _answer_or_rescue(lengths: list[int], next_n: int, step_rows: int) -> None:
         if decision is not None:
             memory.decision[decision] = 1
         out = torch.full((rows, k), 78, dtype=torch.int32)
-        named = dict(zip(_INPUTS, case.tensors, strict=True))
-        named |= dict(k=k, out=out, enabled=memory.rescued)
-        answer_or_rescue(memory, named, ordinal=0)
+        given = RescueInputs(*case.tensors, k, out, memory.rescued)
+        answer_or_rescue(memory, given, ordinal=0)
         return out
 
     # No step is under way, and the bank of the last one is gone.
@@ -73,7 +72,6 @@ def _answer_or_rescue(lengths: list[int], next_n: int, step_rows: int) -> None:
 
 
 _LINE = DEVICE_LINE // 4
-_INPUTS = ("q", "k_cache", "weights", "seq_lens", "block_table")
 _CASES = {
     "a row a request": partial(_same, [300, 0, 33, 512, 1], 1, 16, 40),
     "three rows a request": partial(_same, [130, 2, 0], 3, 16, 40),

@@ -1,13 +1,14 @@
 """Each guard of the hand-over's kernels is taken out of a copy of the source: a run must fail."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton", reason="Triton exists on Linux only")
 
-from tests.gates.test_gates import lines
+from tests.gates.conftest import Results
+from tests.gates.jobs import Change, Job
+
+# As in test_gates.
+pytestmark = pytest.mark.timeout(900)
 
 _SEEN_BY = ("AssertionError", "StrayAccess", "Race")
 """A check of the run's, or the watch that it is interpreted under."""
@@ -18,6 +19,7 @@ GUARDS = [
     ("tell.py", "is_ours = look(line(staging, DETACHED), PTX) == 0", "is_ours = step > -1",
      "tell nobody"),
     ("tell.py", "(look(line(staging, PUBLISHED), PTX) == step)", "(step > -1)", "tell nobody"),
+    ("tell.py", "    if is_ours:\n        for", "    if step > -1:\n        for", "give up"),
     ("flag.py", "if look(line(tl.load(state + ANSWERS), GIVEN_UP), PTX) >= step:", "if step < 0:",
      "flag of a step that was given up"),
     ("gate.py", "if look(at, PTX) == step:", "if look(at, PTX) != 0:", "PUBLISHED ends: LATE"),
@@ -52,21 +54,18 @@ place, and a run that must see it.
 """
 
 
-@pytest.mark.parametrize(("file", "guard", "without", "run"), GUARDS)
-def test_a_guard_taken_out_is_seen(
-    file: str, guard: str, without: str, run: str, repository: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / (file if "/" in file else f"ipc_handoff/kernels/{file}")
-    copied = path.relative_to(tmp_path).parts[0]
-    for package in {"ipc_handoff", "indexer_service", "attention_worker", "tests", "client",
-                    "proto"} - {copied}:  # fmt: skip
-        (tmp_path / package).symlink_to(repository / package)
-    shutil.copytree(repository / copied, tmp_path / copied)
-    text = path.read_text()
-    assert text.count(guard) == 1
-    path.write_text(text.replace(guard, without))
-    results = lines(tmp_path, "tests.gates.interpret", run)
-    assert results
-    errors = [str(result["error"]) for result in results if result["error"]]
+def _without(file: str, guard: str, without: str, run: str) -> Job:
+    path = file if "/" in file else f"ipc_handoff/kernels/{file}"
+    return Job("tests.gates.interpret", (run,), (Change(path, guard, without),))
+
+
+@pytest.mark.parametrize(
+    "job",
+    [pytest.param(_without(*row), id=f"{row[0]}-{row[1]}-{row[3]}") for row in GUARDS],
+)
+def test_a_guard_taken_out_is_seen(job: Job, results: Results) -> None:
+    runs = results(job)
+    assert runs
+    errors = [str(run["error"]) for run in runs if run["error"]]
     assert errors
     assert all(any(name in error for name in _SEEN_BY) for error in errors), errors

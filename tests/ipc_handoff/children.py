@@ -15,6 +15,7 @@ from ipc_handoff.stamps import StampRing
 from ipc_handoff.wakeups import Wakeup, sleep_until_any
 from ipc_handoff.words import WORD_MAX, Words
 from tests.ipc_handoff.support import content, size_of
+from tests.support.waiting import SOON
 
 
 def _say(line: object) -> None:
@@ -119,7 +120,7 @@ def answer_rings(asked: str, answered: str, rounds: str) -> None:
     """Sleep until rung, clear, ring back."""
     here, there = Wakeup(int(asked)), Wakeup(int(answered))
     for _ in range(int(rounds)):
-        if not sleep_until_any([here.fileno()], 10.0):
+        if not sleep_until_any([here.fileno()], SOON):
             _say("slept too long")
             return
         here.clear()

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.ipc_handoff.descriptor_peers import (
-    Service,
-)
-from tests.ipc_handoff.support import no_descriptor_leaks
+from ipc_handoff import descriptors
+from tests.ipc_handoff.descriptor_peers import Service
+from tests.support.descriptors import no_descriptor_leaks
+from tests.support.waiting import SOON
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    for bound in ("_HELLO_SECONDS", "_REPLY_SECONDS"):
+        monkeypatch.setattr(descriptors, bound, SOON)
     with no_descriptor_leaks():
         service = Service(tmp_path)
         yield service

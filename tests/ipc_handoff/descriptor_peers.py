@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ipc_handoff.descriptors import DescriptorConnection, DescriptorServer, Inbox
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 
 NONCE = bytes(range(16))
 OTHER = bytes(range(100, 116))
@@ -51,7 +51,7 @@ class Raw:
 
     def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.sock.settimeout(5)
+        self.sock.settimeout(SOON)
         self.sock.connect(path)
 
     def say(self, packet: bytes, fds: list[int] | None = None) -> str:

@@ -1,6 +1,5 @@
 """What the tests of the data contract share: small geometries, raw memory, peer processes."""
 
-import gc
 import mmap
 import os
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ipc_handoff.layout import HandoffGeometry
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,7 +96,7 @@ class Peer:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
-        return self.process.wait(20)
+        return self.process.wait(2 * SOON)
 
 
 @contextmanager
@@ -108,30 +107,6 @@ def peer(name: str, *arguments: object, **options: Any) -> Iterator[Peer]:
         yield process
     finally:
         process.kill()
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-@contextmanager
-def no_descriptor_leaks() -> Iterator[None]:
-    """The block leaves no more descriptors open than it found."""
-    gc.collect()  # What others left must not hide a leak by going meanwhile.
-    before = open_descriptors()
-    yield
-    if not eventually(lambda: open_descriptors() <= before, 0.5):
-        gc.collect()
-    if not eventually(lambda: open_descriptors() <= before, 0.5):
-        links = [f"{fd} -> {_link(fd)}" for fd in sorted(os.listdir("/proc/self/fd"), key=int)]
-        raise AssertionError(f"{before} descriptors before, {open_descriptors()} after: {links}")
-
-
-def _link(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return "gone"
 
 
 def is_mapped(label: str) -> bool:

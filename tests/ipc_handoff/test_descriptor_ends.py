@@ -16,11 +16,13 @@ from ipc_handoff.errors import DescriptorRefused
 from tests.ipc_handoff.descriptor_peers import (
     DESCRIPTOR,
     NONCE,
+    Raw,
     Service,
     packet,
 )
-from tests.ipc_handoff.support import no_descriptor_leaks, open_descriptors, peer
-from tests.support.waiting import eventually
+from tests.ipc_handoff.support import peer
+from tests.support.descriptors import copies_of, no_descriptor_leaks
+from tests.support.waiting import SOON, eventually
 
 # Ends.
 
@@ -28,11 +30,12 @@ from tests.support.waiting import eventually
 def test_silent_connections_are_dropped_and_greeted_ones_stay(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descriptors, "_HELLO_SECONDS", 0.3)
     service.expect()
-    silent = service.raw()
-    with closing(silent.sock), closing(service.connect()) as connection:
-        assert silent.is_dropped()
+    with closing(service.connect()) as connection:
+        monkeypatch.setattr(descriptors, "_HELLO_SECONDS", 0.3)
+        silent = Raw(service.path)
+        with closing(silent.sock):
+            assert silent.is_dropped()
         time.sleep(0.3)
         connection.send(16, 0)
         assert service.gone == []
@@ -43,9 +46,9 @@ def test_a_connection_that_only_talks_nonsense_is_dropped_too(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "_HELLO_SECONDS", 0.2)
-    raw = service.raw()
+    raw = Raw(service.path)
     with closing(raw.sock):
-        end = time.monotonic() + 5
+        end = time.monotonic() + SOON
         with pytest.raises((OSError, AssertionError)):
             while time.monotonic() < end:
                 raw.say(b"nonsense")
@@ -109,7 +112,6 @@ def test_a_peer_that_never_reads_its_replies_is_dropped_and_never_blocks_the_ser
     raw = service.raw()
     with closing(raw.sock):
         raw.hello()
-        raw.sock.settimeout(1)
         with pytest.raises(OSError):
             for _ in range(100_000):
                 raw.sock.send(b"nonsense")
@@ -122,13 +124,15 @@ def test_forget_closes_what_was_not_taken_and_the_connection(
 ) -> None:
     inbox = service.expect()
     with closing(service.connect()) as connection:
-        before = open_descriptors()
+        (end,), own = service.server._connections, copies_of(pipe[0])
         for token in range(5):
             connection.send(token, pipe[0])
-        assert open_descriptors() == before + 5
+        assert copies_of(pipe[0]) == own + 5
         service.server.forget(NONCE)
+        assert copies_of(pipe[0]) == own
         # The service's end of the connection goes too: who keeps old ones must not use them up.
-        assert eventually(lambda: open_descriptors() == before - 1)
+        assert eventually(lambda: service.connections() == 0)
+        assert end.sock.fileno() == -1
         assert inbox.take(0) is None
         with pytest.raises(DescriptorRefused):
             connection.send(6, pipe[0])
@@ -198,29 +202,28 @@ class Mute:
 
 
 def test_a_service_that_does_not_answer_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(descriptors, "_REPLY_SECONDS", 0.2)
     with (
         no_descriptor_leaks(),
         closing(Mute(tmp_path)) as mute,
         closing(DescriptorConnection(mute.path, NONCE)) as connection,
     ):
         mute.thread.join()
+        assert connection._sock.gettimeout() == descriptors._REPLY_SECONDS
+        connection._sock.settimeout(0.2)
         with pytest.raises(DescriptorRefused, match="descriptor 16: timed out"):
             connection.send(16, 0)
 
 
-def test_a_late_answer_is_not_taken_for_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_answer_is_not_taken_for_the_next_one(tmp_path: Path) -> None:
     """16 is accepted too late, 17 refused: 17 must not count as accepted."""
-    monkeypatch.setattr(descriptors, "_REPLY_SECONDS", 0.2)
     with (
         closing(Mute(tmp_path)) as mute,
         closing(DescriptorConnection(mute.path, NONCE)) as connection,
     ):
         mute.thread.join()
+        connection._sock.settimeout(0.2)
         with pytest.raises(DescriptorRefused):
             connection.send(16, 0)
         with suppress(BrokenPipeError):
@@ -249,8 +252,8 @@ def test_planted_server_that_keeps_refused_descriptors_is_seen(
     raw = service.raw()
     with (
         closing(raw.sock),
-        pytest.raises(AssertionError, match="descriptors before"),
-        no_descriptor_leaks(),
+        pytest.raises(AssertionError, match="descriptors left open"),
+        no_descriptor_leaks(seconds=0.1),
     ):
         raw.say(packet(DESCRIPTOR), [pipe[0]])
     for fd in leaked:

@@ -10,8 +10,9 @@ import time
 import pytest
 
 from ipc_handoff.processes import ProcessWatch
-from tests.ipc_handoff.support import no_descriptor_leaks, peer
-from tests.support.waiting import eventually
+from tests.ipc_handoff.support import peer
+from tests.support.descriptors import no_descriptor_leaks
+from tests.support.waiting import SOON, eventually
 
 
 def test_a_killed_process_is_dead_and_a_living_one_is_not() -> None:
@@ -123,7 +124,7 @@ def test_death_wakes_a_sleeper() -> None:
         assert descriptor is not None
         assert not select.select([descriptor], [], [], 0)[0]
         child.process.kill()
-        assert select.select([descriptor], [], [], 10)[0]
+        assert select.select([descriptor], [], [], SOON)[0]
     watch.close()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ipc_handoff.errors import RegionError
 from ipc_handoff.regions import DTYPES, HostMemory, TensorSpec
 from tests.ipc_handoff.properties import unhurried
-from tests.ipc_handoff.support import no_descriptor_leaks
+from tests.support.descriptors import no_descriptor_leaks
 
 SIZE = 1 << 16
 BYTES = TensorSpec((SIZE,), torch.uint8)

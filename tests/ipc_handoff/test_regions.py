@@ -13,7 +13,8 @@ import torch
 from ipc_handoff.descriptors import DescriptorServer
 from ipc_handoff.errors import RegionError
 from ipc_handoff.regions import HostMemory, SharedTensor, TensorSpec
-from tests.ipc_handoff.support import is_mapped, no_descriptor_leaks, peer
+from tests.ipc_handoff.support import is_mapped, peer
+from tests.support.descriptors import no_descriptor_leaks
 
 SIZE = 1 << 16
 BYTES = TensorSpec((SIZE,), torch.uint8)

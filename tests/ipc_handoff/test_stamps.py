@@ -12,6 +12,7 @@ from ipc_handoff.layout import stamp_block_bytes
 from ipc_handoff.stamps import StampRing
 from tests.ipc_handoff.properties import unhurried
 from tests.ipc_handoff.support import RawMemory, peer
+from tests.support.waiting import SOON
 
 LAYERS, STAGES, STEPS = 3, 5, 4
 BLOCK = stamp_block_bytes(LAYERS, STAGES)
@@ -166,7 +167,7 @@ def test_a_writer_in_another_process_never_mixes_steps_and_without_a_second_look
     wrong = shown = 0
     with peer("stamp_steps", memory.fd, layers, stages, descriptors=(memory.fd,)) as child:
         assert child.hear() == "stamping"
-        end = time.monotonic() + (10 if mixed else 1)
+        end = time.monotonic() + (SOON if mixed else 1)
         while time.monotonic() < end and not (mixed and wrong):
             step = reader._generations[0].load()
             times = reader.read(step) if step else None

@@ -6,6 +6,7 @@ import pytest
 
 from ipc_handoff.words import WORD_MAX, Words
 from tests.ipc_handoff.support import RawMemory, peer
+from tests.support.waiting import SOON
 
 ROUNDS = 1000
 
@@ -42,7 +43,7 @@ def test_a_word_is_never_torn_and_planted_half_stores_are_seen(how: str, torn: b
     word = Words(memory.bytes[:8])
     with peer("flip_word", memory.fd, how, descriptors=(memory.fd,)) as child:
         assert child.hear() == "flipping"
-        seen, end = set[int](), time.monotonic() + 10
+        seen, end = set[int](), time.monotonic() + SOON
         while time.monotonic() < end and (len(seen) < 2 or (torn and seen <= {0, WORD_MAX})):
             seen |= {word.load() for _ in range(20_000)}
     assert (seen - {0, WORD_MAX} != set()) == torn

@@ -1,9 +1,6 @@
 """Fixtures of the kernels' tests."""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from indexer_service.kernels.architecture import FORCE_ARCH
 from tests.data.recording import Recording, load
@@ -15,14 +12,6 @@ FORMS = {"this GPU": None, "sm89": "89", "sm80": "80"}
 def recording() -> Recording:
     """The step recorded inside vLLM."""
     return load()
-
-
-@pytest.fixture
-def restore_threads() -> Iterator[None]:
-    """Lets a test change torch's number of threads."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=FORMS.values(), ids=FORMS.keys())

@@ -1,32 +1,21 @@
 """InlineSelector: the worker's own indexer selects what the service selects."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from attention_worker.fallback import InlineSelector
+from indexer_client.inputs import StepInputs
 from indexer_service.kernels.configuration import configuration
 from indexer_service.kernels.step import RowFault, select_step
 from tests.data.recording import TOP_K, Recording
 
 
-@dataclass(frozen=True)
-class Inputs:
-    query_start: Tensor
-    seq_lens: Tensor
-    block_table: Tensor
-    rows: int
-    decode_requests: int
-    rows_per_decode: int
-    max_length: int
-    exact_seq_lens: list[int] | None
-
-
 @pytest.fixture
-def inputs(recording: Recording) -> Inputs:
-    return Inputs(
+def inputs(recording: Recording) -> StepInputs:
+    return StepInputs(
         query_start=torch.tensor([0, 1, 2], dtype=torch.int32),
         seq_lens=recording.decode.seq_lens.flatten().clone(),
         block_table=recording.decode.block_table,
@@ -38,13 +27,13 @@ def inputs(recording: Recording) -> Inputs:
     )
 
 
-def select(selector: InlineSelector, recording: Recording, inputs: Inputs) -> Tensor:
+def select(selector: InlineSelector, recording: Recording, inputs: StepInputs) -> Tensor:
     out = torch.full((2, TOP_K), 77, dtype=torch.int32)
     selector(4, recording.decode.q.squeeze(1), recording.decode.weights, inputs, out)
     return out
 
 
-def test_the_bits_are_those_of_select_step(recording: Recording, inputs: Inputs) -> None:
+def test_the_bits_are_those_of_select_step(recording: Recording, inputs: StepInputs) -> None:
     selector = InlineSelector({4: recording.decode.k_cache}, TOP_K, workspace=1 << 20)
     expected = torch.full((2, TOP_K), 77, dtype=torch.int32)
     select_step(
@@ -58,7 +47,9 @@ def test_the_bits_are_those_of_select_step(recording: Recording, inputs: Inputs)
     assert [set(row) for row in ours.tolist()] == [set(row) for row in theirs.tolist()]
 
 
-def test_a_bad_request_answers_minus_one_and_is_told(recording: Recording, inputs: Inputs) -> None:
+def test_a_bad_request_answers_minus_one_and_is_told(
+    recording: Recording, inputs: StepInputs
+) -> None:
     told: list[tuple[int, list[RowFault]]] = []
     selector = InlineSelector(
         {4: recording.decode.k_cache}, TOP_K, on_faults=lambda *fault: told.append(fault)
@@ -73,7 +64,7 @@ def test_a_bad_request_answers_minus_one_and_is_told(recording: Recording, input
 
 @pytest.mark.parametrize("torn", ["length", "offset", "last offset"])
 def test_torn_inputs_answer_minus_one_as_the_service_does(
-    torn: str, recording: Recording, inputs: Inputs, caplog: pytest.LogCaptureFixture
+    torn: str, recording: Recording, inputs: StepInputs, caplog: pytest.LogCaptureFixture
 ) -> None:
     selector = InlineSelector({4: recording.decode.k_cache}, TOP_K)
     expected = select(selector, recording, inputs)
@@ -89,7 +80,25 @@ def test_torn_inputs_answer_minus_one_as_the_service_does(
     assert ("torn_input" if torn == "length" else "query_offsets") in caplog.text
 
 
-def test_the_shortest_cache_bounds_the_pages_of_all(recording: Recording, inputs: Inputs) -> None:
+def test_offsets_that_the_cpu_knows_spare_the_requests_beside_a_torn_one(
+    recording: Recording, inputs: StepInputs
+) -> None:
+    told: list[tuple[int, list[RowFault]]] = []
+    selector = InlineSelector(
+        {4: recording.decode.k_cache}, TOP_K, on_faults=lambda *fault: told.append(fault)
+    )
+    expected = select(selector, recording, inputs)
+    inputs = replace(inputs, exact_query_start=[0, 1, 2])
+    inputs.query_start[2] += 1
+    ours = select(selector, recording, inputs)
+    assert torch.equal(ours[0], expected[0])
+    assert (ours[1] == -1).all()
+    assert told == [(4, [RowFault(1, "query_offsets", 2, 3)])]
+
+
+def test_the_shortest_cache_bounds_the_pages_of_all(
+    recording: Recording, inputs: StepInputs
+) -> None:
     cache = recording.decode.k_cache
     selector = InlineSelector({4: cache, 5: cache[:11]}, TOP_K)
     ours = select(selector, recording, inputs)
@@ -97,7 +106,7 @@ def test_the_shortest_cache_bounds_the_pages_of_all(recording: Recording, inputs
     assert (ours[1] == -1).all()
 
 
-def test_an_unknown_layer_is_named(recording: Recording, inputs: Inputs) -> None:
+def test_an_unknown_layer_is_named(recording: Recording, inputs: StepInputs) -> None:
     selector = InlineSelector({5: recording.decode.k_cache}, TOP_K)
     with pytest.raises(ValueError, match=r"^layer: 4 has no K cache \(fix: one of: 5\)$"):
         select(selector, recording, inputs)

@@ -93,7 +93,6 @@ def test_bits_do_not_depend_on_tiles(tile_bytes: int, monkeypatch: pytest.Monkey
     assert torch.equal(mqa_logits.ragged(*ragged.tensors), expected[1])
 
 
-@pytest.mark.usefixtures("restore_threads")
 def test_bits_do_not_depend_on_threads() -> None:
     case = inputs.paged([2000, 1500], heads=64, dim=128, page=64)
     results = []

@@ -88,7 +88,6 @@ def test_a_strided_view_of_scores_and_of_out() -> None:
     assert (larger[:, -3:] == 77).all()
 
 
-@pytest.mark.usefixtures("restore_threads")
 def test_the_same_bits_alone_in_a_batch_and_on_any_number_of_threads() -> None:
     scores = torch.randn((16, 20_000), generator=torch.Generator().manual_seed(2)).round(decimals=1)
     results = []

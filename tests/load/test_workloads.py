@@ -34,7 +34,7 @@ def test_the_command_names_what_comes_with_it() -> None:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("[load]\nsesions = 2", "load.sesions"),
+        ("[load]\nsesions = 2", "load.sesions: 2 cannot be used (fix: another name"),
         ("[load]\nsessions = 0", "load.sessions"),
         ('[load]\nmode = "ajar"', "load.mode"),
         ('[load]\nmode = "recorded"', "replay.file"),
@@ -52,6 +52,7 @@ def test_what_cannot_be_used_is_refused_with_its_key(text: str, names: str, tmp_
     with pytest.raises(WorkloadError) as refused:
         load_workload(str(file))
     assert names in str(refused.value) and "(fix: " in str(refused.value)
+    assert str(refused.value)[0].isalpha()
 
 
 def test_a_file_that_is_missing_names_what_there_is() -> None:

@@ -11,12 +11,13 @@ import pytest
 from indexer_service.settings import Settings
 from tests.service.processes import ServiceProcess
 from tests.service.support import LocalService, Worker, running
+from tests.support.waiting import SOON
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
     path = tmp_path_factory.mktemp("s") / "d" / "i.sock"
-    settings = Settings(address=f"unix:{path}", gate_bound_seconds=0.5, max_sessions=32)
+    settings = Settings(address=f"unix:{path}", gate_bound_seconds=SOON, max_sessions=32)
     with running(settings) as service:
         yield service
 
@@ -53,7 +54,11 @@ def neighbour(make_worker: Callable[..., Worker]) -> Iterator[Worker]:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """For a service of the test's own."""
-    return Settings(address=f"unix:{tmp_path}/d/i.sock", gate_bound_seconds=0.5)
+    return Settings(
+        address=f"unix:{tmp_path}/d/i.sock",
+        gate_bound_seconds=SOON,
+        shutdown_grace_seconds=2 * SOON,
+    )
 
 
 @pytest.fixture

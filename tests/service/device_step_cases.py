@@ -23,7 +23,7 @@ from indexer_service import device_executor, step_graphs, step_kernels
 from indexer_service.device_executor import DeviceExecutor
 from indexer_service.executor import StepCancelled
 from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, numbers_size
-from indexer_service.step_kernels import StepKernels, StepShape, tensor_at
+from indexer_service.step_kernels import LaunchShape, StepKernels, tensor_at
 from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord, SlotLine, StagingWord
 from ipc_handoff.findings import FindingKind
 from ipc_handoff.generations import Generation
@@ -78,7 +78,7 @@ def one_request_or_one_row() -> None:
         geometry = replace(GEOMETRY, max_requests=max_requests, max_rows=max_rows)
         made = []
 
-        def launch(kernels: StepKernels, shape: StepShape, *rest: Any, made: Any = made) -> None:
+        def launch(kernels: StepKernels, shape: LaunchShape, *rest: Any, made: Any = made) -> None:
             made.append((shape.decode_requests > 0, shape.decode_requests < shape.requests))
             run(kernels, shape, *rest)
 
@@ -361,7 +361,7 @@ def _no_gate(memory: Any, kind: Any, **_: Any) -> None:
     )
 
 
-def _mixed_always(geometry: HandoffGeometry) -> list[StepShape]:
+def _mixed_always(geometry: HandoffGeometry) -> list[LaunchShape]:
     return [step_graphs._smallest(decode_requests=1, requests=2)]
 
 

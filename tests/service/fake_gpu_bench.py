@@ -13,13 +13,15 @@ from indexer_service.attachment import Attachment
 from indexer_service.device_executor import DeviceExecutor
 from indexer_service.engine import EngineSettings
 from indexer_service.engines.triton import TritonEngine
+from indexer_service.events import FinishedStep, StepObserver
 from indexer_service.executor import StepCancelled
 from indexer_service.runner import RunnerSettings, StepRunner
 from indexer_service.session_regions import DeviceViews
 from indexer_service.step_graphs import buckets
-from indexer_service.step_kernels import STEP_WORDS, StepKernels, StepShape, nan_words
+from indexer_service.step_kernels import STEP_WORDS, LaunchShape, StepKernels, nan_words
 from ipc_handoff.kernels.words import GateEnd, Live
 from ipc_handoff.layout import HandoffGeometry
+from ipc_handoff.telemetry.attributes import Times
 from ipc_handoff.wakeups import Wakeup
 from tests.service.fake_stream import FakeStream
 from tests.service.hand_worker import EPOCH, HandWorker
@@ -54,16 +56,26 @@ class Engine(TritonEngine):
                 raise self.breaks
 
 
+class Watcher(StepObserver):
+    """Keeps the times of steps."""
+
+    def __init__(self) -> None:
+        self.times: list[Times | None] = []
+
+    def step_finished(self, step: FinishedStep) -> None:
+        self.times.append(step.times)
+
+
 class Bench:
     """A runner with a fake GPU, and what it reported, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.launches: list[tuple[int, StepShape]] = []
+        self.launches: list[tuple[int, LaunchShape]] = []
         self.fails: Exception | None = None
         self.given_up: list[int] = []
         bench = self
 
-        def launch(kernels: StepKernels, shape: StepShape, caches: Any, *_: Any) -> None:
+        def launch(kernels: StepKernels, shape: LaunchShape, caches: Any, *_: Any) -> None:
             if bench.fails is not None:
                 raise bench.fails
             step = int(kernels.plan[:STEP_WORDS].view(torch.int64))
@@ -77,6 +89,7 @@ class Bench:
         self.worker = worker = HandWorker(GEOMETRY, CPU)
         self.stream = FakeStream(CPU)
         self.engine = Engine()
+        self.watcher = Watcher()
         self.lost = threading.Event()
         self.k_caches: dict[int, torch.Tensor] = worker.k_caches
         bank = DeviceViews(worker.staging, worker.answers)
@@ -91,7 +104,7 @@ class Bench:
         )  # fmt: skip
         self.runner = StepRunner(
             attachment, make, RunnerSettings(1.0, 16), use_ring=True,
-            on_device_lost=self.lost.set,
+            observer=self.watcher, on_device_lost=self.lost.set,
         )  # fmt: skip
         self.reports: list[pb.StepReport] = []
         self.runner.start()

@@ -14,14 +14,14 @@ from ipc_handoff.descriptors import NONCE_BYTES
 from tests.service.mutations import EDGES
 from tests.service.support import LocalService, Worker
 from tests.service.tally import tally
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 
 _PACKET = struct.Struct("<4sHH16sQ")
 _REPLY = struct.Struct("<H")
 _MOST_PACKETS = 4
 _SENT = "/dev/zero"
-_SOON = 3.0
-_REPLY_SECONDS = 5.0
+_SOON = SOON
+_REPLY_SECONDS = SOON
 
 
 def _sent_descriptors() -> int:

@@ -8,16 +8,16 @@ from indexer_client.errors import IndexerError
 from indexer_client.plan_channel import RingPlans
 from indexer_client.reports import ReportReader
 from indexer_client.statistics import Statistics
-from indexer_client.step_findings import StepFindings
+from indexer_client.step_findings import WorkerFindings
 from ipc_handoff.banks import CONTROL, HostBank
 from ipc_handoff.control import ServiceControl
-from ipc_handoff.detectors import NO_DETECTION
 from ipc_handoff.errors import RingFull
 from ipc_handoff.wakeups import Wakeup
 from tests.service.fuzz_words import scribble
 from tests.service.mutations import mutate
 from tests.service.support import GEOMETRY
 from tests.service.tally import tally
+from tests.support.findings import Kept
 
 _EPOCH = 5
 _STEPS_OF_A_SESSION = 60
@@ -38,7 +38,9 @@ class Reports:
         memory = self._bank.memories[CONTROL].view()
         self._service = ServiceControl(memory, GEOMETRY, _EPOCH)
         self._plans = RingPlans(self._bank.control, self._wakeup)
-        self._reader = ReportReader(Statistics(), StepFindings(NO_DETECTION, ()))
+        self._found = Kept()
+        findings = WorkerFindings(self._found.detection, GEOMETRY.layers)
+        self._reader = ReportReader(Statistics(), findings)
 
     def send(self, chance: random.Random) -> None:
         self._sent += 1
@@ -53,6 +55,8 @@ class Reports:
             for report in self._plans.reports():
                 self._reader.read(report)
                 self._counts["reports read"] += 1
+            self._counts["findings"] += len(self._found.findings)
+            self._found.findings.clear()
             self._plans.post(pb.StepPlan(step=step, epoch=_EPOCH))
         except IndexerError:  # the one thing that makes a worker detach
             self._counts["detachments"] += 1
@@ -69,7 +73,8 @@ class Reports:
     def _report(self, step: int, chance: random.Random) -> None:
         """A report that the ring's checksum vouches for."""
         report = pb.StepReport(step=step, status=pb.STEP_STATUS_ANSWERED, message="all is well")
-        report.faults.add(row=1, request=1, expected=3, seen=4)
+        reason = pb.ROW_FAULT_REASON_TORN_INPUT
+        report.faults.add(row=1, request=1, expected=3, seen=4, reason=reason)
         for _ in range(chance.randrange(5)):
             mutate(report, chance)
         data = report.SerializeToString()

@@ -11,12 +11,12 @@ import grpc
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = """
 import json, logging, sys
-from indexer_service.server import run
+from indexer_service.serving import run
 from indexer_service.settings import Settings
 logging.basicConfig(level="INFO")
 run(Settings(address=sys.argv[1], **json.loads(sys.argv[2])))
@@ -39,7 +39,7 @@ class ServiceProcess:
 
     def wait_until_serving(self) -> "ServiceProcess":
         own = self.path.parent / f"{self.path.name}.{self.process.pid}"
-        assert eventually(lambda: is_served_by(self.path, self.process.pid), 30), (
+        assert eventually(lambda: is_served_by(self.path, self.process.pid), 2 * SOON), (
             self.log.read_text()
         )
         assert own.is_socket()
@@ -51,13 +51,13 @@ class ServiceProcess:
     def stop(self) -> int:
         self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
-        return self.process.wait(15)
+        return self.process.wait(SOON)
 
 
 def is_served_by(path: Path, pid: int) -> bool:
     with grpc.insecure_channel(f"unix:{path}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
         try:
-            status = rpc.IndexerServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=2)
+            status = rpc.IndexerServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=SOON)
         except grpc.RpcError:
             return False
         return status.serving and status.pid == pid

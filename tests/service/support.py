@@ -1,14 +1,11 @@
 """What the tests of the service share: a service in this process, and a worker for it."""
 
-import asyncio
-import gc
 import os
-import threading
 import uuid
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import pytest
@@ -16,7 +13,7 @@ import torch
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
-from indexer_service.server import Service
+from dsa_indexer_cli.racelab.service import LabService
 from indexer_service.settings import Settings
 from ipc_handoff.addresses import socket_path
 from ipc_handoff.banks import BANK_REGIONS, HostBank, k_cache_region
@@ -30,8 +27,8 @@ from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.regions import HostMemory, TensorSpec
 from ipc_handoff.wakeups import Wakeup
 from ipc_handoff.wire import geometry_message, host_region, layout_message
-
-T = TypeVar("T")
+from tests.support.descriptors import copies_of
+from tests.support.waiting import SOON
 
 GEOMETRY = HandoffGeometry(
     layers=(3, 7),
@@ -48,39 +45,18 @@ K_CACHE_TOKEN = 40
 _PAGE_WIDTH = 132
 
 
-class LocalService:
-    """A service on an event loop of its own, in a thread of this process."""
+class LocalService(LabService):
+    """The race lab's service in this process, and connections to it."""
 
     def __init__(self, settings: Settings, **parts: Any) -> None:
-        self.settings = settings
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.service = self._call(self._make(parts))
+        super().__init__(settings, **parts)
         self._channels: list[grpc.Channel] = []
         self._own_stub: rpc.IndexerServiceStub | None = None
-
-    async def _make(self, parts: dict[str, Any]) -> Service:
-        return Service(self.settings, **parts)
-
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
-
-    def start(self) -> "LocalService":
-        self._call(self.service.start())
-        return self
 
     def stop(self) -> None:
         for channel in self._channels:
             channel.close()
-        self._call(self.service.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    @property
-    def address(self) -> str:
-        return self.service.address
+        super().stop()
 
     @property
     def directory(self) -> Path:
@@ -253,7 +229,7 @@ class Worker:
 
     def select(self, plan: pb.StepPlan) -> pb.StepReport:
         request = pb.SelectTopKRequest(session_id=self.id, plan=plan)
-        return self.stub.SelectTopK(request, timeout=20).report
+        return self.stub.SelectTopK(request, timeout=2 * SOON).report
 
     def works(self) -> bool:
         """Whether one more step gets the right answer (every token, as there are few)."""
@@ -262,6 +238,11 @@ class Worker:
         report = self.select(plan)
         expected = [*range(length), *[-1] * (self.geometry.top_k - length)]
         return report.status == pb.STEP_STATUS_ANSWERED and self.answer(plan) == expected
+
+    def duplicates(self) -> int:
+        """Descriptors of this process for what can be sent, also those of the worker's own maps."""
+        sent = [*self.bank.memories.values(), self.k_cache, *self.wakeups.values()]
+        return sum(copies_of(each.fileno()) - 1 for each in sent)
 
     def keep_alive(self) -> float:
         request = pb.KeepAliveRequest(session_id=self.id, epoch=self.epoch)
@@ -295,25 +276,7 @@ def refused(code: grpc.StatusCode, field: str, *parts: str) -> Iterator[None]:
     assert all(part in details for part in parts), seen
 
 
-def mappings_before() -> int:
-    """As `mappings`, once what tests before have left behind is gone."""
-    gc.collect()
-    return mappings()
-
-
-def mappings() -> int:
+def mappings() -> set[str]:
     """Mappings of shared memory in this process, the worker's own included."""
     with open("/proc/self/maps") as maps:
-        return sum("dsa-indexer:" in line for line in maps)
-
-
-def descriptors() -> int:
-    """Open descriptors of this process for shared memory and eventfds."""
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        count += "dsa-indexer:" in target or "eventfd" in target
-    return count
+        return {line for line in maps if "dsa-indexer:" in line}

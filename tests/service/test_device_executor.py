@@ -18,7 +18,7 @@ from indexer_service.step_kernels import STEP_WORDS
 from ipc_handoff.kernels.words import GateEnd
 from ipc_handoff.ring import RingConsumer
 from tests.service.fake_gpu_bench import GEOMETRY, Bench
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_a_worker_that_goes_on_posting_cannot_hold_up_the_end(
     plans.post(bench.worker.make([1, 1], [100, 50]).plan.SerializeToString())
     closing = threading.Thread(target=bench.runner.close, daemon=True)
     closing.start()
-    closing.join(10)
+    closing.join(SOON)
     assert not closing.is_alive()
 
 
@@ -158,7 +158,7 @@ def test_a_close_that_finishes_answers_what_has_arrived(bench: Bench) -> None:
     for _ in range(5):
         assert eventually(lambda: bool(bench.stream.marks))
         bench.stream.release()
-    closing.join(10)
+    closing.join(SOON)
     assert set(bench.reported(1, 2, 3, 4, 5)) == {"ANSWERED"}
 
 
@@ -181,7 +181,7 @@ def test_regions_change_between_steps_and_graphs_are_made_anew(bench: Bench) -> 
     def change() -> None:
         with bench.runner.quiesced():
             inside.set()
-            leave.wait(10)
+            leave.wait(SOON)
             bench.k_caches = dict(bench.k_caches)
 
     thread = threading.Thread(target=change)
@@ -191,11 +191,11 @@ def test_regions_change_between_steps_and_graphs_are_made_anew(bench: Bench) -> 
     assert not inside.is_set()
     assert [step for step, _ in bench.launches] == [1]
     bench.stream.release()
-    assert inside.wait(10)
+    assert inside.wait(SOON)
     bench.settle()
     assert [step for step, _ in bench.launches] == [1]
     bench.stream.holds = False
     leave.set()
-    thread.join(10)
+    thread.join(SOON)
     bench.reported(1, 2)
     assert eventually(lambda: bench.stream.captured == 2 * bench.graphs)

@@ -142,6 +142,8 @@ def test_steps_whose_kernels_are_not_made_yet_are_given_up_at_once(bench: Bench)
     submit()
     assert bench.reported(1, 2) == ["CANCELLED", "CANCELLED"]
     assert bench.given_up == [1, 2]
+    assert eventually(lambda: len(bench.watcher.times) == 2)
+    assert bench.watcher.times == [(), ()], "no times are not lost ones"
     assert bench.submit() == 3  # others go on
     assert bench.reported(1, 2, 3)[2] == "ANSWERED"
     bench.engine.may_prepare.set()

@@ -4,7 +4,7 @@ import threading
 
 from indexer_service.launch_budget import LaunchBudget
 from tests.service.fake_stream import FakeMark, FakeStream
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 
 
 def test_launches_wait_for_the_oldest_ones() -> None:
@@ -29,7 +29,7 @@ def test_launches_wait_for_the_oldest_ones() -> None:
     assert not eventually(lambda: len(spent) > 9 * 64, 0.1)
     for done in marks[:2]:
         done.done = True
-    thread.join(10)
+    thread.join(SOON)
     assert len(spent) == 700
 
 

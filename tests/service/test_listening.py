@@ -19,7 +19,7 @@ from indexer_service.listening import create_listener
 from indexer_service.settings import Settings
 from tests.service.processes import ServiceProcess, is_served_by
 from tests.service.support import LocalService, Worker, open_request, refused, running
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_services_that_start_together_leave_one(
     path.parent.mkdir(mode=0o700)
     for number in range(2):
         processes.append(ServiceProcess(path, tmp_path / f"log{number}"))
-    assert eventually(lambda: sum(p.process.poll() is not None for p in processes) == 1, 40)
+    assert eventually(lambda: sum(p.process.poll() is not None for p in processes) == 1, 2 * SOON)
     winner = next(p for p in processes if p.process.poll() is None)
     winner.wait_until_serving()
     loser = next(p for p in processes if p is not winner)
@@ -307,7 +307,9 @@ def serves(service: LocalService, credentials: grpc.ChannelCredentials | None) -
     ) as channel:
         try:
             return (
-                rpc.IndexerServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=5).serving
+                rpc.IndexerServiceStub(channel)
+                .GetStatus(pb.GetStatusRequest(), timeout=SOON)
+                .serving
             )
         except grpc.RpcError as error:
             assert error.code() == grpc.StatusCode.UNAVAILABLE

@@ -26,7 +26,7 @@ REQUESTS = 2150
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
     path = tmp_path_factory.mktemp("s") / "d" / "i.sock"
-    bounds = {"gate_bound_seconds": 0.002, "max_sessions": 256}
+    bounds = {"gate_bound_seconds": 0.002, "max_sessions": 256, "lease_seconds": 3600}
     with running(Settings(address=f"unix:{path}", **bounds)) as service:
         yield service
 

@@ -26,14 +26,15 @@ from indexer_service import server
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
 from indexer_service.errors import StartError
-from indexer_service.server import SERVICE_NAME, Service, serve
+from indexer_service.server import SERVICE_NAME, Service
+from indexer_service.serving import serve
 from indexer_service.settings import Settings
 from indexer_service.socket_directory import SocketDirectory
 from indexer_service.status import StatusReporter
 from tests.service.processes import ServiceProcess, is_served_by
 from tests.service.support import LocalService, Worker, open_request, refused, running
 from tests.support.fake_cuda import Machine, Process, running_as
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -49,7 +50,7 @@ class HeldEngine(CpuEngine):
         self.warm.set()
 
     def warm_up(self) -> None:
-        self.warm.wait(20)
+        self.warm.wait(2 * SOON)
         self.go.set()
         super().warm_up()
         self.go.clear()
@@ -59,7 +60,7 @@ class HeldEngine(CpuEngine):
         self, inputs: LayerInputs, top_k: int, out: torch.Tensor, on_stage: Callable[[str], None]
     ) -> None:
         self.selecting.set()
-        self.go.wait(20)
+        self.go.wait(2 * SOON)
         super().select(inputs, top_k, out, on_stage)
 
 
@@ -139,7 +140,7 @@ def test_one_sessions_long_step_holds_up_nobody(settings: Settings) -> None:
         slow.stage(plan)
         request = pb.SelectTopKRequest(session_id=slow.id, plan=plan)
         call = slow.stub.SelectTopK.future(request)
-        assert engine.selecting.wait(5)
+        assert engine.selecting.wait(SOON)
         closing = slow.stub.CloseSession.future(
             pb.CloseSessionRequest(session_id=slow.id, epoch=slow.epoch)
         )
@@ -150,8 +151,8 @@ def test_one_sessions_long_step_holds_up_nobody(settings: Settings) -> None:
         assert not closing.done()
         assert service.status().mapped_bytes > 0
         engine.go.set()
-        assert call.result(5).report.status == pb.STEP_STATUS_CANCELLED
-        assert closing.result(5).cancelled_steps == 1
+        assert call.result(SOON).report.status == pb.STEP_STATUS_CANCELLED
+        assert closing.result(SOON).cancelled_steps == 1
         assert other.works()
 
 
@@ -163,14 +164,14 @@ def test_stopping_waits_for_a_session_that_ends_already(settings: Settings) -> N
     plan = worker.plan()
     worker.stage(plan)
     call = worker.stub.SelectTopK.future(pb.SelectTopKRequest(session_id=worker.id, plan=plan))
-    assert engine.selecting.wait(5)
+    assert engine.selecting.wait(SOON)
     worker.connection.close()
     assert eventually(lambda: not service.status().sessions)
     stopping = threading.Thread(target=service.stop)
     stopping.start()
     assert not eventually(lambda: not stopping.is_alive(), 0.5)
     engine.go.set()
-    stopping.join(5)
+    stopping.join(SOON)
     assert not stopping.is_alive()
     assert call.done()
 
@@ -185,7 +186,7 @@ def test_stopping_answers_the_steps_that_have_arrived(settings: Settings) -> Non
     idle = worker.stub.RunSteps(
         iter([pb.RunStepsRequest(session_id=worker.id, plan=worker.plan(layers=[99]))])
     )
-    assert engine.selecting.wait(5)
+    assert engine.selecting.wait(SOON)
     other = service.stub()
     other.GetStatus(pb.GetStatusRequest())
     stopping = threading.Thread(target=lambda: service._call(service.service.stop()))
@@ -196,17 +197,17 @@ def test_stopping_answers_the_steps_that_have_arrived(settings: Settings) -> Non
     with refused(UNAVAILABLE, "service", "shutting down"):
         worker.keep_alive()
     engine.go.set()
-    assert call.result(5).report.status == pb.STEP_STATUS_ANSWERED
+    assert call.result(SOON).report.status == pb.STEP_STATUS_ANSWERED
     assert worker.answer(plan)[:length] == list(range(length))
     assert next(idle).report.status == pb.STEP_STATUS_REJECTED
-    stopping.join(5)
+    stopping.join(SOON)
     assert worker.bank.control.bells.is_drained()
     assert not service.directory.exists()
     worker.leave()
 
 
 def test_stopping_does_not_wait_for_a_step_beyond_its_grace(settings: Settings) -> None:
-    bounds = {"shutdown_grace_seconds": 1.0, "gate_bound_seconds": 30.0}
+    bounds = {"shutdown_grace_seconds": 1.0, "gate_bound_seconds": 2 * SOON}
     service = LocalService(settings.model_copy(update=bounds)).start()
     worker = Worker(service).attach()
     call = worker.stub.SelectTopK.future(
@@ -215,8 +216,8 @@ def test_stopping_does_not_wait_for_a_step_beyond_its_grace(settings: Settings) 
     assert eventually(lambda: service.status().sessions[0].last_step == 1)
     began = time.monotonic()
     service._call(service.service.stop())
-    assert time.monotonic() - began < 2
-    assert call.result(5).report.status == pb.STEP_STATUS_CANCELLED
+    assert time.monotonic() - began < SOON
+    assert call.result(SOON).report.status == pb.STEP_STATUS_CANCELLED
     assert worker.bank.control.bells.is_drained()
     worker.leave()
 
@@ -287,7 +288,8 @@ def test_on_a_gpu_no_thread_keeps_pythons_lock_for_long(
     monkeypatch.setattr(Service, "start", end)
     try:
         with running_as(Process(Machine(), 200)):
-            asyncio.run(serve(settings.model_copy(update={"device": device})))
+            bounds = {"device": device, "gate_bound_seconds": 1.0}
+            asyncio.run(serve(settings.model_copy(update=bounds)))
         found = sys.getswitchinterval()
     finally:
         sys.setswitchinterval(before)
@@ -306,7 +308,7 @@ def test_a_signal_ends_the_process_cleanly(
         stub = rpc.IndexerServiceStub(channel)
         stub.OpenSession(open_request())
         process.signal(number)
-        assert process.process.wait(10) == 0
+        assert process.process.wait(SOON) == 0
     assert not path.parent.exists()
     assert not is_served_by(path, process.process.pid)
     assert "Traceback" not in process.log.read_text()

@@ -10,9 +10,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 pytest.importorskip("triton", reason="Triton exists on Linux only")
 
 from dsa_indexer.v1 import indexer_pb2 as pb
-from indexer_service import device_step
 from indexer_service.device_step import StageTimes
+from indexer_service.events import FinishedStep
 from indexer_service.telemetry import StepTelemetry
+from ipc_handoff.kernels import clock
 from ipc_handoff.kernels.clock import ClockOffset
 from ipc_handoff.stages import SERVICE_SPANS, SERVICE_STAGES
 from ipc_handoff.stamps import StepTimes
@@ -27,7 +28,7 @@ class Clocks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.looks = 100.0, 0
-        monkeypatch.setattr(device_step, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def look(self) -> ClockOffset:
         self.looks += 1
@@ -64,7 +65,8 @@ def test_spans_say_how_wrong_the_clock_may_be(error: int | None) -> None:
     telemetry.attached(SimpleNamespace(epoch=5, control=control, engine="cpu", placement="cpu"))  # type: ignore[arg-type]
     trace = pb.TraceContext(trace_id=b"1" * 16, span_id=b"2" * 8, flags=1)
     plan = pb.StepPlan(step=3, epoch=5, trace=trace)
-    telemetry.step_finished(plan, pb.StepReport(epoch=5), StepTimes([[1] * STAGES], error), [0])
+    times = StepTimes([[1] * STAGES], error)
+    telemetry.step_finished(FinishedStep(plan, pb.StepReport(epoch=5), times, [0]))
     tracing.close()
     for span in exporter.get_finished_spans():
         assert (span.attributes or {}).get("dsa.clock_error_ns") == error

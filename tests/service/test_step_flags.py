@@ -4,6 +4,7 @@ No GPU: operations on the stream are recorded, and the flags are what they are.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ pytest.importorskip("triton", reason="Triton exists on Linux only")
 
 from indexer_service import step_flags
 from indexer_service.step_flags import Sleeping
-from ipc_handoff.flag_words import Answer, FlagLayout, FlagWords
+from ipc_handoff.flag_words import FlagLayout, FlagWords
 from ipc_handoff.kernels.words import Gate
 from ipc_handoff.regions import HostMemory
 
@@ -45,12 +46,10 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.is_over = 0.0, False
         self.asleep: list[tuple[int, int]] = []
-        self.written: list[tuple[int, int]] = []
         monkeypatch.setattr(step_flags, "MappedFlags", Mapped)
         monkeypatch.setattr(step_flags.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(Sleeping, "_stream", lambda _: 7)
-        monkeypatch.setattr(step_flags, "wait_at_least", self._recorder(self.asleep))
-        monkeypatch.setattr(step_flags, "write_word", self._recorder(self.written))
+        monkeypatch.setattr(step_flags, "wait_at_least", self._sleep)
         self.memory = HostMemory.create(FlagLayout(LAYERS).size, "flags")
         self.words = FlagWords(self.memory.view(), LAYERS)
         self.flags = Sleeping(
@@ -58,8 +57,8 @@ class Bench:
         )
         self.mark = self.flags.watched(Mark())
 
-    def _recorder(self, told: list[tuple[int, int]]) -> object:
-        return lambda stream, address, value: told.append((address - ADDRESS, value))
+    def _sleep(self, stream: int, address: int, value: int) -> None:
+        self.asleep.append((address - ADDRESS, value))
 
     def look(self, after: float = 0.0) -> None:
         """So many seconds later somebody asks whether the step is finished."""
@@ -168,10 +167,14 @@ def test_an_end_wakes_everything_and_takes_no_newer_word_back(bench: Bench, how:
     assert bench.state() == ([8, 8, 6, 6] if how == "newer words" else [6, 6, 6, 6])
 
 
-def test_a_step_that_was_not_launched_wakes_every_wait_of_the_worker(bench: Bench) -> None:
-    bench.flags.given_up()
-    layout = FlagLayout(LAYERS)
-    assert bench.written == [(layout.answer(ordinal), Answer.CANCELLED) for ordinal in ALL]
+def test_a_step_that_was_not_launched_is_told_behind_its_word(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[object, int, int]] = []
+    monkeypatch.setattr(step_flags, "tell_given_up", lambda *given: told.append(given))
+    memory: Any = object()
+    bench.flags.given_up(memory, 5)
+    assert told == [(memory, 5, ADDRESS + FlagLayout(LAYERS).answer(0))]
 
 
 def test_nothing_is_begun_where_nobody_looks(bench: Bench) -> None:

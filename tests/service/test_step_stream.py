@@ -1,5 +1,6 @@
 """RunSteps: reports in order, refusals that do not end it, and clients that stop reading."""
 
+import asyncio
 import logging
 import queue
 import threading
@@ -13,8 +14,9 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
 from indexer_service.sessions import Session
 from indexer_service.settings import Settings
+from ipc_handoff.descriptors import WAKE_SERVICE_TOKEN
 from tests.service.support import Worker, refused, running
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 
 MakeWorker = Callable[..., Worker]
 FAILED = grpc.StatusCode.FAILED_PRECONDITION
@@ -26,7 +28,7 @@ class Stream:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self._plans: queue.Queue[pb.StepPlan | None] = queue.Queue()
-        self.call = worker.stub.RunSteps(self._requests(), timeout=20)
+        self.call = worker.stub.RunSteps(self._requests(), timeout=2 * SOON)
 
     def _requests(self) -> Iterator[pb.RunStepsRequest]:
         session_id = self.worker.id
@@ -100,15 +102,20 @@ def test_a_plan_before_the_regions_is_reported(make_worker: MakeWorker) -> None:
     stream.finish()
 
 
-def test_a_gate_that_ends_is_reported_and_the_next_step_is_answered(stream: Stream) -> None:
-    stream.send(stream.worker.plan())
-    report = stream.report()
-    assert report.status == pb.STEP_STATUS_CANCELLED
-    assert "gate" in report.message
-    plan = stream.worker.plan()
-    stream.send(plan)
-    stream.worker.stage(plan)
-    assert stream.report().status == pb.STEP_STATUS_ANSWERED
+def test_a_gate_that_ends_is_reported_and_the_next_step_is_answered(settings: Settings) -> None:
+    with running(settings.model_copy(update={"gate_bound_seconds": 0.3})) as service:
+        worker = Worker(service).attach()
+        stream = Stream(worker)
+        stream.send(worker.plan())
+        report = stream.report()
+        assert report.status == pb.STEP_STATUS_CANCELLED
+        assert "gate" in report.message
+        plan = worker.plan()
+        worker.stage(plan)
+        stream.send(plan)
+        assert stream.report().status == pb.STEP_STATUS_ANSWERED
+        stream.finish()
+        worker.leave()
 
 
 def test_an_old_epoch_ends_the_stream_and_not_the_session(stream: Stream) -> None:
@@ -163,8 +170,12 @@ def test_more_plans_than_may_wait_are_refused_each(settings: Settings) -> None:
         stream = Stream(worker)
         for _ in range(6):
             stream.send(worker.plan())
+        codes = [stream.report().code for _ in range(3)]
+        # None of them waits for its gate any longer.
+        worker.bank.control.bells.publish(worker.step + 1)
+        worker.wakeups[WAKE_SERVICE_TOKEN].ring()
         stream.finish()
-        codes = [response.report.code for response in stream.call]
+        codes += [response.report.code for response in stream.call]
         refusals = codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
         assert len(codes) == 6
         assert 3 <= refusals <= 4
@@ -178,24 +189,22 @@ def test_a_client_that_goes_away_leaves_its_session_working(stream: Stream) -> N
     assert eventually(stream.worker.works)
 
 
-def test_a_client_that_stops_reading_loses_its_stream_only(settings: Settings) -> None:
+def test_a_client_that_stops_reading_loses_its_stream_only(
+    settings: Settings, unread: threading.Event
+) -> None:
     with running(settings.model_copy(update={"report_write_seconds": 0.5})) as service:
         worker, other = Worker(service).attach(), Worker(service).attach()
-        flood_is_over = threading.Event()
 
         def requests() -> Iterator[pb.RunStepsRequest]:
             # Refused plans: a report of some hundred bytes each.
-            while not flood_is_over.is_set():
+            while not unread.is_set():
                 yield pb.RunStepsRequest(session_id=worker.id, plan=worker.plan(layers=[99]))
 
         # Without its probe, gRPC takes in 64 KiB that nobody reads, not megabytes.
         channel = service.channel(None, ("grpc.http2.bdp_probe", 0))
         call = rpc.IndexerServiceStub(channel).RunSteps(requests())
-        deadline = time.monotonic() + 3
-        while time.monotonic() < deadline:
-            assert other.works()
-        # The service has ended the stream; its end stands behind the unread reports.
-        flood_is_over.set()
+        assert eventually(lambda: other.works() and unread.is_set())
+        # The end of the stream stands behind the unread reports.
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "stream", "not read"):
             for _ in call:
                 pass
@@ -250,38 +259,51 @@ def test_a_fault_while_reading_ends_the_stream_only(
 def test_a_stream_whose_first_plan_does_not_come_ends(settings: Settings) -> None:
     with running(settings.model_copy(update={"first_plan_seconds": 0.3})) as service:
         worker = Worker(service).attach()
-        used, unused = Stream(worker), Stream(worker)
-        used.send(worker.plan(layers=[99]))
-        assert used.report().status == pb.STEP_STATUS_REJECTED
+        stream = Stream(worker)
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "stream", "0.3 s"):
-            unused.report()
-        time.sleep(0.5)
-        plan = worker.plan()
-        used.send(plan)
-        worker.stage(plan)
-        assert used.report().status == pb.STEP_STATUS_ANSWERED
-        for stream in (used, unused):
-            stream.finish()
+            stream.report()
+        stream.finish()
         worker.leave()
 
 
-def test_reports_that_nobody_takes_are_bounded(settings: Settings) -> None:
+def test_behind_the_first_plan_a_stream_may_be_silent(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, timeout = 1234.5, asyncio.timeout
+    bounds: list[asyncio.Timeout] = []
+
+    def noted(wanted: float) -> asyncio.Timeout:
+        made = timeout(wanted)
+        if wanted == seconds:
+            bounds.append(made)
+        return made
+
+    monkeypatch.setattr(asyncio, "timeout", noted)
+    with running(settings.model_copy(update={"first_plan_seconds": seconds})) as service:
+        worker = Worker(service).attach()
+        stream = Stream(worker)
+        assert eventually(lambda: bool(bounds))
+        assert bounds[0].when() is not None
+        stream.send(worker.plan(layers=[99]))
+        assert stream.report().status == pb.STEP_STATUS_REJECTED
+        assert bounds[0].when() is None
+        stream.finish()
+        worker.leave()
+
+
+def test_reports_that_nobody_takes_are_bounded(settings: Settings, unread: threading.Event) -> None:
     """The runner goes on while a stream is stuck; what it reports must not pile up."""
     bounds = {"unread_reports": 8, "report_write_seconds": 600.0, "gate_bound_seconds": 0.001}
     with running(settings.model_copy(update=bounds)) as service:
         worker = Worker(service).attach()
         channel = service.channel(None, ("grpc.http2.bdp_probe", 0))
-        sent = threading.Semaphore(0)
 
         def requests() -> Iterator[pb.RunStepsRequest]:
-            while sent.acquire(timeout=2):
+            while not unread.wait(0.001):
                 yield pb.RunStepsRequest(session_id=worker.id, plan=worker.plan())
 
         call = rpc.IndexerServiceStub(channel).RunSteps(requests())
-
-        for _ in range(100):
-            sent.release(16)
-            time.sleep(0.02)
+        assert unread.wait(SOON)
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "stream", "not read"):
             for _ in call:
                 pass

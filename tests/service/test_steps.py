@@ -11,7 +11,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service import step_executor
 from indexer_service.engine import EngineSettings, create_engine
 from indexer_service.errors import ServiceError
-from indexer_service.events import StepObserver
+from indexer_service.events import FinishedStep, StepObserver
 from indexer_service.runner import RunnerSettings
 from indexer_service.session_regions import SessionRegions
 from indexer_service.session_steps import SessionSteps, StepResources
@@ -19,7 +19,7 @@ from indexer_service.settings import Settings
 from ipc_handoff.layout import RING_CAPACITY
 from ipc_handoff.stamps import StampRing
 from tests.service.support import GEOMETRY, LocalService, Worker, running
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 
 
 def test_a_slot_that_a_newer_step_took_is_no_fault_of_the_older(
@@ -47,7 +47,7 @@ def test_a_slot_that_a_newer_step_took_is_no_fault_of_the_older(
 
 def test_a_runner_that_finishes_can_still_be_hurried(settings: Settings) -> None:
     """The second close must not wait behind the first, which waits for the step."""
-    service = LocalService(settings.model_copy(update={"gate_bound_seconds": 30.0})).start()
+    service = LocalService(settings.model_copy(update={"gate_bound_seconds": 2 * SOON})).start()
     worker = Worker(service).attach()
     call = worker.stub.SelectTopK.future(
         pb.SelectTopKRequest(session_id=worker.id, plan=worker.plan())
@@ -62,16 +62,16 @@ def test_a_runner_that_finishes_can_still_be_hurried(settings: Settings) -> None
     hurrying = threading.Thread(target=runner.close, daemon=True)
     hurrying.start()
     for thread in (hurrying, finishing):
-        thread.join(5)
+        thread.join(SOON)
         assert not thread.is_alive()
-    assert call.result(5).report.status == pb.STEP_STATUS_CANCELLED
+    assert call.result(SOON).report.status == pb.STEP_STATUS_CANCELLED
     assert worker.bank.control.bells.is_drained()
     service.stop()
     worker.leave()
 
 
 class _Watcher(StepObserver):
-    def step_finished(self, *_: object) -> None:
+    def step_finished(self, _: FinishedStep) -> None:
         pass
 
 

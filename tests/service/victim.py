@@ -13,6 +13,7 @@ from ipc_handoff.descriptors import FIRST_REGION_TOKEN
 from ipc_handoff.errors import DescriptorRefused
 from tests.service.mutations import mutate
 from tests.service.support import K_CACHE_TOKEN, LocalService, Worker, open_request
+from tests.support.waiting import SOON
 
 PREFIX = "/dsa_indexer.v1.IndexerService/"
 INTERNAL = grpc.StatusCode.INTERNAL
@@ -163,12 +164,12 @@ class Victim:
         try:
             if call == "RunSteps":
                 method = self._channel.stream_stream(PREFIX + call)
-                for reply in method(iter([data]), timeout=20):
+                for reply in method(iter([data]), timeout=2 * SOON):
                     report = pb.RunStepsResponse.FromString(reply).report
                     if report.status == pb.STEP_STATUS_FAILED or report.code == INTERNAL.value[0]:
                         return INTERNAL, report.message
             else:
-                reply = self._channel.unary_unary(PREFIX + call)(data, timeout=20)
+                reply = self._channel.unary_unary(PREFIX + call)(data, timeout=2 * SOON)
                 if call == "OpenSession":
                     self.opened.append(pb.OpenSessionResponse.FromString(reply))
         except grpc.RpcError as error:

@@ -1,27 +1,33 @@
 """An engine that a test can hold, and a service in this process that says what it did."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client import ClientSettings, Session, Source
+from indexer_client import step as client_step
+from indexer_client.attachment import Attachment
 from indexer_client.step import Step
+from indexer_client.waiting import WaitEnd
+from indexer_service import step_executor
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
-from indexer_service.events import StepObserver
+from indexer_service.events import FinishedStep, StepObserver
 from indexer_service.settings import Settings
 from ipc_handoff.findings import FindingListener
 from tests.service.support import LocalService
 from tests.service.support import running as service_running
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 from tests.support.workloads import Case, Checker, RandomSteps, Shape
 
-SOON = 10.0
 _WORKSPACE = 1 << 24
 
 
@@ -54,7 +60,7 @@ class HeldEngine(CpuEngine):
         held = not self._go.is_set()
         if held:
             self.waiting.set()
-            assert self._go.wait(30)
+            assert self._go.wait(2 * SOON)
             self.waiting.clear()
         if self.fail:
             raise RuntimeError("planted")
@@ -71,15 +77,9 @@ class Reports(StepObserver):
         self.found: list[pb.StepReport] = []
         self.times: list[Sequence[Sequence[int]] | None] = []
 
-    def step_finished(
-        self,
-        plan: pb.StepPlan,
-        report: pb.StepReport,
-        times: Sequence[Sequence[int]] | None,
-        layers: Sequence[int],
-    ) -> None:
-        self.found.append(report)
-        self.times.append(times)
+    def step_finished(self, step: FinishedStep) -> None:
+        self.found.append(step.report)
+        self.times.append(step.times)
 
     def of(self, step: int) -> pb.StepReport:
         """The report of a step, once it has come."""
@@ -114,9 +114,68 @@ class Pair:
         out = torch.full_like(case.expected[layer], -2)
         return step.select(layer, query.q, query.weights, out=out), out
 
+    @contextmanager
+    def impatient(self, bound: float = 0.2) -> Iterator[None]:
+        """Waits for a service that is held end after `bound`.
+
+        They begin once it is there, so that how far it came is the same on every machine.
+        """
+        wait = client_step.wait_for_answer
+
+        def once_held(attachment: Attachment, layer: int, step: int, _: float) -> WaitEnd:
+            assert self.engine.waiting.wait(SOON)
+            return wait(attachment, layer, step, bound)
+
+        with patch.object(client_step, "wait_for_answer", once_held):
+            yield
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """The service is held in the middle of a selection, for longer than anybody waits."""
+        self.engine.hold()
+        try:
+            with self.impatient():
+                yield
+        finally:
+            self.engine.release()
+
+    def pause(self) -> None:
+        """As a worker that pauses in a step for longer than the gates wait."""
+        attachment, step = self.session._attachment, self.session._steps
+        assert attachment is not None
+
+        def is_given_up() -> bool:
+            attachment.wake_service.ring()  # it sleeps by another clock
+            return attachment.bells.is_cancelled(step)
+
+        with self.hurried_gates():
+            assert eventually(is_given_up)
+
+    @contextmanager
+    def hurried_gates(self) -> Iterator[None]:
+        """The service's gates end when they next look at their clock, which runs a million times as
+        fast; no other does.
+        """
+        began = time.monotonic()
+        fast = SimpleNamespace(monotonic=lambda: began + 1e6 * (time.monotonic() - began))
+        with patch.object(step_executor, "time", fast):
+            yield
+
     @property
     def wrong(self) -> list[str]:
         return self.checker.wrong
+
+
+def patient_service(address: str, **changes: Any) -> Settings:
+    """A service's settings: nothing ends because a thread of this machine stood still."""
+    bounds = {"gate_bound_seconds": SOON, "lease_seconds": 2 * SOON}
+    return Settings(address=address, **{**bounds, **changes})
+
+
+def patient_client(address: str, **changes: Any) -> ClientSettings:
+    """A session's settings of the same kind."""
+    bounds = {"wait_bound_seconds": SOON, "rpc_timeout_seconds": SOON, "reattach_seconds": 0.2}
+    return ClientSettings(address=address, **{**bounds, **changes})
 
 
 @contextmanager
@@ -137,15 +196,15 @@ def pair(
     """An attached pair; `settings` are the service's, `client` the session's; `*_finds` are told
     what each side finds.
 
+    Nothing ends for want of time, however long a thread stands still: a test that is about a bound
+    asks for a short one.
+
     Args:
         metrics: the session's; step_metrics: the service's.
     """
     engine, reports = HeldEngine(), Reports()
-    wanted = Settings(
-        address=f"unix:{folder / 'd' / 'i.sock'}", **{"gate_bound_seconds": 1.0, **settings}
-    )
+    wanted = patient_service(f"unix:{folder / 'd' / 'i.sock'}", **settings)
     steps = RandomSteps(shape or Shape(), seed)
-    asked = {"wait_bound_seconds": 2.0, "rpc_timeout_seconds": 3.0, "reattach_seconds": 0.2}
     parts = {
         "engine": engine,
         "observer": observer or reports,
@@ -153,7 +212,7 @@ def pair(
         "findings": service_finds,
     }
     with service_running(wanted, **parts) as service:
-        of_client = ClientSettings(address=service.address, **{**asked, **(client or {})})
+        of_client = patient_client(service.address, **(client or {}))
         with Session(
             steps.geometry,
             steps.k_caches,

@@ -6,10 +6,13 @@ from contextlib import contextmanager
 from threading import Timer
 
 from indexer_client import ClientSettings, Session, Source
+from indexer_client.attachment import Attachment
+from tests.support.processes import ServiceProcess
+from tests.support.waiting import SOON
 from tests.support.workloads import Checker, RandomSteps, Shape
 
-# Longest wait of a test for what should take milliseconds, on a machine with other work.
-SOON = 10.0
+# Longer than a thread stands still, on most machines.
+LONG_BOUND = 5.0
 
 
 class Run:
@@ -38,17 +41,55 @@ class Run:
             assert time.monotonic() < deadline, "did not come about"
             self.step()
 
-    def until_detached(self) -> None:
+    def until_detached(self, bound: float | None = None) -> None:
+        """Steps; waits end after `bound`, where nothing but a bound ends them."""
         before = self.session.statistics.detachments
-        self.until(lambda: self.session.statistics.detachments > before)
+        with self.waiting(bound or self.session.settings.wait_bound_seconds):
+            self.until(lambda: self.session.statistics.detachments > before)
 
-    def attached_steps(self, seconds: float) -> None:
-        """Attached within `seconds`; then steps from the service only."""
-        began = time.monotonic()
-        self.session.wait_attached(seconds)
-        assert time.monotonic() - began < seconds
-        for _ in range(2):
-            assert set(self.step()) == {Source.SERVICE}
+    def attached_steps(self) -> None:
+        """Steps until two in a row have come from the service only.
+
+        The first may not: where bounds are short, a moment's standstill ends an attachment, and
+        one may be with a service that is frozen.
+        """
+        with self.waiting(LONG_BOUND):
+            deadline, in_a_row = time.monotonic() + SOON, 0
+            while in_a_row < 2:
+                assert time.monotonic() < deadline, "not attached for two steps in a row"
+                self.session.wait_attached(SOON)
+                in_a_row = in_a_row + 1 if set(self.step()) == {Source.SERVICE} else 0
+
+    def freeze_in_use(
+        self, service: ServiceProcess, bound: float, moment: Callable[[], float]
+    ) -> Attachment:
+        """Freeze the service at a moment of its use; the attachment that ended by that.
+
+        Args:
+            bound: of the waits, which nothing else ends.
+            moment: chooses when, in seconds from now.
+        """
+        while True:
+            attachment = self.session._attachment
+            assert attachment is not None
+            timer = later(moment(), service.freeze)
+            self.until_detached(bound)
+            timer.join()
+            if not attachment.bells.is_drained() and self.session._caretaker._held() is None:
+                return attachment
+            # A wait had ended before the service froze, which let go of the attachment.
+            service.thaw()
+            self.attached_steps()
+
+    @contextmanager
+    def waiting(self, seconds: float) -> Iterator[None]:
+        """Waits for answers end after so long."""
+        settings = self.session.settings
+        bound, settings.wait_bound_seconds = settings.wait_bound_seconds, seconds
+        try:
+            yield
+        finally:
+            settings.wait_bound_seconds = bound
 
 
 @contextmanager

@@ -77,10 +77,8 @@ def test_what_the_service_logs_of_a_step_leads_to_its_trace(
 def test_what_the_worker_logs_of_a_step_leads_to_its_trace(
     tmp_path: Path, lines: pytest.LogCaptureFixture
 ) -> None:
-    with traced(tmp_path, client={"wait_bound_seconds": 0.2}) as (running, _):
-        running.engine.hold()
+    with traced(tmp_path) as (running, _), running.stalled():
         trace = attended_step(running)
-        running.engine.release()
     (ids,) = traces_of(lines, "detached, working inline")
     assert f"trace_id={trace} " in ids
 

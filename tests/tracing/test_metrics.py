@@ -1,46 +1,28 @@
 """Metrics: what is emitted is what the docs' table says, and means what it says."""
 
 import re
-import sys
-import urllib.request
-from collections import defaultdict
 from collections.abc import Iterator
-from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as otlp
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as otlp_rpc
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from dsa_indexer.v1 import indexer_pb2 as pb
-from indexer_client import ClientSettings, Session, Source
-from indexer_client.metrics import start_metrics
-from indexer_service.errors import StartError
+from indexer_client import Source
+from indexer_service.events import FinishedStep
 from indexer_service.metrics import StepMetrics
-from indexer_service.server import run
-from indexer_service.settings import Settings
 from ipc_handoff.findings import Finding, FindingKind
 from ipc_handoff.telemetry.catalogue import METRICS, Kind
-from ipc_handoff.telemetry.metrics import Metrics, start
+from ipc_handoff.telemetry.metrics import Metrics
 from ipc_handoff.telemetry.settings import MetricSettings
 from tests.support.plants import Pair, pair
-from tests.support.processes import ServiceProcess
-from tests.support.runs import SOON
 from tests.support.traces import Traced, attended_step, traced
-from tests.support.waiting import eventually
-from tests.support.workloads import RandomSteps, Shape
+from tests.support.waiting import SOON, eventually
+from tests.support.workloads import Shape
 
 SMALL = Shape(layers=(1, 2), requests=1)
-
-
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OTEL_SERVICE_NAME", "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
 
 
 class Told:
@@ -83,8 +65,7 @@ def a_finding(running: Pair, kind: FindingKind = FindingKind.BAD_PAGE) -> Findin
 
 
 def test_counters_count_what_happened(tmp_path: Path) -> None:
-    client = {"wait_bound_seconds": 0.3}
-    with measured(tmp_path, shape=SMALL, client=client) as (running, both, worker, service):
+    with measured(tmp_path, shape=SMALL) as (running, both, worker, service):
         for _ in range(5):
             attended_step(running)
         assert worker.values("dsa_indexer_layers") == {"service": 10, "inline": 0}
@@ -95,21 +76,32 @@ def test_counters_count_what_happened(tmp_path: Path) -> None:
         assert mapped > SMALL.geometry.control.size
         running.session.found(a_finding(running))
         both.telemetry.found(a_finding(running))
-        running.engine.hold()
-        assert Source.INLINE in running.step()
-        running.engine.release()
-        running.session.wait_attached(10)
+        with running.stalled():
+            assert Source.INLINE in running.step()
+        running.session.wait_attached(SOON)
         running.step()
         assert worker.values("dsa_indexer_layers") == {"service": 12, "inline": 2}
         assert worker.values("dsa_indexer_attachments") == {"": 2}
         assert worker.values("dsa_indexer_reattachments") == {"": 1}
         assert worker.values("dsa_indexer_detachments") == {"": 1}
         assert worker.values("dsa_indexer_findings") == {"bad_page": 1, "wait_ended": 1}
-        assert eventually(lambda: service.values("dsa_indexer_steps").get("answered") == 6)
-        assert service.values("dsa_indexer_steps")["cancelled"] == 1
+        steps = {"answered": 6, "cancelled": 1}
+        assert eventually(lambda: service.values("dsa_indexer_steps") == steps)
         assert worker.values("dsa_indexer_traces") == {"kept": 7, "dropped": 0}
         assert eventually(lambda: service.values("dsa_indexer_traces")["kept"] == 6)
         assert worker.values("dsa_indexer_lost_stamps") == {"worker": 0}
+
+
+def test_a_step_without_times_has_lost_none(tmp_path: Path) -> None:
+    service = Told("service")
+    metrics = StepMetrics(service.metrics)
+    plan = pb.StepPlan(step=9, trace=pb.TraceContext(trace_id=b"1" * 16))
+    report = pb.StepReport(step=9, status=pb.STEP_STATUS_CANCELLED)
+    metrics.step_finished(FinishedStep(plan, report, (), []))
+    assert service.values("dsa_indexer_steps") == {"cancelled": 1}
+    assert "dsa_indexer_lost_stamps" not in service.points()
+    metrics.step_finished(FinishedStep(plan, report, None, []))
+    assert service.values("dsa_indexer_lost_stamps") == {"service": 1}
 
 
 def test_a_finding_in_the_service_is_counted_by_kind() -> None:
@@ -135,7 +127,7 @@ def test_a_plan_of_an_old_epoch_is_counted(tmp_path: Path) -> None:
                 pb.KeepAliveRequest(session_id=attachment.session_id, epoch=attachment.epoch - 1)
             )
         assert service.values("dsa_indexer_stale_epochs") == {"": 2}
-        assert service.values("dsa_indexer_steps")["rejected"] == 1
+        assert eventually(lambda: service.values("dsa_indexer_steps").get("rejected") == 1)
 
 
 def test_stages_are_timed_on_both_sides_one_layer_a_step(tmp_path: Path) -> None:
@@ -182,104 +174,6 @@ def test_metrics_need_no_tracing(tmp_path: Path) -> None:
         assert "dsa_indexer_traces" not in told.points()
 
 
-def test_without_a_wish_metrics_are_off() -> None:
-    assert start(MetricSettings("x")) is None
-
-
-def test_an_otlp_endpoint_gets_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Receiver(otlp_rpc.MetricsServiceServicer):
-        def __init__(self) -> None:
-            self.names: dict[str, set[str]] = defaultdict(set)
-
-        def Export(
-            self, request: otlp.ExportMetricsServiceRequest, context: grpc.ServicerContext
-        ) -> otlp.ExportMetricsServiceResponse:
-            for resource in request.resource_metrics:
-                of = {item.key: item.value.string_value for item in resource.resource.attributes}
-                for scope in resource.scope_metrics:
-                    self.names[of["service.name"]] |= {metric.name for metric in scope.metrics}
-            return otlp.ExportMetricsServiceResponse()
-
-    server, receiver = grpc.server(futures.ThreadPoolExecutor(2)), Receiver()
-    otlp_rpc.add_MetricsServiceServicer_to_server(receiver, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    metrics = start(MetricSettings("ours"))
-    assert metrics is not None and metrics.port is None
-    StepMetrics(metrics).found(Finding(FindingKind.BAD_SLOT, 1, 1, None, None, None, None, "", ""))
-    metrics.close()
-    server.stop(None)
-    assert receiver.names == {"ours": {"dsa_indexer_findings"}}
-
-
-def _scraped(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        return str(answer.read().decode())
-
-
-def test_prometheus_reads_text_from_a_port_of_the_service(tmp_path: Path) -> None:
-    pytest.importorskip("prometheus_client", reason="needs the extra `prometheus`")
-    port = _free_port()
-    service = ServiceProcess(tmp_path / "d" / "i.sock", metrics_port=port)
-    steps = RandomSteps(SMALL, 1)
-    try:
-        settings = ClientSettings(address=f"unix:{tmp_path}/d/i.sock", worker_metrics_port=0)
-        with Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session:
-            session.wait_attached(SOON)
-            for number in range(3):
-                case = steps.case(number)
-                with session.step(case.inputs, case.layers) as step:
-                    for layer, query in case.queries.items():
-                        out = case.expected[layer].clone()
-                        step.select(layer, query.q, query.weights, out=out)
-            assert eventually(
-                lambda: 'dsa_indexer_steps_total{status="answered"} 3.0' in _scraped(port)
-            )
-            text = _scraped(port)
-            assert "dsa_indexer_sessions 1.0" in text
-            assert 'dsa_indexer_stage_seconds_bucket{le="+Inf",stage="dsa.topk"} 3.0' in text
-            assert session._metrics is not None
-            own = session._metrics._metrics.port
-            assert own is not None
-            assert 'dsa_indexer_layers_total{source="service"} 6.0' in _scraped(own)
-    finally:
-        service.kill()
-
-
-def _free_port() -> int:
-    metrics = start(MetricSettings("x", port=0))
-    assert metrics is not None and metrics.port
-    port = metrics.port
-    metrics.close()
-    return port
-
-
-def test_a_port_that_is_taken_stops_a_service_and_no_worker(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("prometheus_client", reason="needs the extra `prometheus`")
-    holder = start(MetricSettings("x", port=0))
-    assert holder is not None and holder.port
-    with pytest.raises(StartError, match=rf"metrics_port: 127\.0\.0\.1:{holder.port}: .*\(fix: "):
-        run(Settings(address=f"unix:{tmp_path}/d/i.sock", metrics_port=holder.port))
-    assert start_metrics(ClientSettings(worker_metrics_port=holder.port)) is None
-    assert "worker_metrics_port" in caplog.text
-    holder.close()
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(StartError, match=r"pip install 'dsa-indexer\[prometheus\]'"):
-        run(Settings(address=f"unix:{tmp_path}/d/i.sock", metrics_port=0))
-
-
-def test_an_exporter_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "statsd")
-    with pytest.raises(ValueError, match=r"OTEL_METRICS_EXPORTER: 'statsd' is not here \(fix: "):
-        start(MetricSettings("x"))
-
-
 def test_every_metric_is_emitted_and_no_other(tmp_path: Path) -> None:
     """A pair in which everything happens that is counted."""
     with measured(tmp_path, shape=SMALL) as (running, _, worker, service):
@@ -288,7 +182,7 @@ def test_every_metric_is_emitted_and_no_other(tmp_path: Path) -> None:
         metrics = StepMetrics(service.metrics)
         metrics.found(a_finding(running))
         plan = pb.StepPlan(step=9, trace=pb.TraceContext(trace_id=b"1" * 16))
-        metrics.step_finished(plan, pb.StepReport(step=9, fault_count=2), None, [])
+        metrics.step_finished(FinishedStep(plan, pb.StepReport(step=9, fault_count=2), None, []))
         assert eventually(lambda: service.values("dsa_indexer_stage"))
         for side, told in (("worker", worker), ("service", service)):
             expected = {metric.name for metric in METRICS if side in metric.sides}

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from benchmarks import deepseek_v32
+
 HIDDEN, LAYERS, HEADS, VOCABULARY = 256, 4, 4, 512
 Q_LORA, LATENT, NOPE, ROPE, VALUE = 128, 512, 128, 64, 128
 INDEX_HEADS, INDEX_DIM = 16, 128
@@ -20,46 +22,17 @@ INDEXED = (0, 1, 3)
 """Layers with an indexer: with `index_topk_freq` 2, layer 2 uses layer 1's selection."""
 
 CONFIG = {
-    "architectures": ["DeepseekV32ForCausalLM"],
-    "model_type": "deepseek_v32",
-    "hidden_size": HIDDEN,
-    "intermediate_size": HIDDEN,
-    "moe_intermediate_size": 64,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "q_lora_rank": Q_LORA,
-    "kv_lora_rank": LATENT,
-    "qk_nope_head_dim": NOPE,
-    "qk_rope_head_dim": ROPE,
-    "v_head_dim": VALUE,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": LAYERS,
-    "moe_layer_freq": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "index_n_heads": INDEX_HEADS,
-    "index_head_dim": INDEX_DIM,
-    "index_topk": TOP_K,
+    **deepseek_v32.config(
+        hidden=HIDDEN,
+        layers=LAYERS,
+        heads=HEADS,
+        vocabulary=VOCABULARY,
+        longest=2048,
+        q_lora=Q_LORA,
+        index_heads=INDEX_HEADS,
+        top_k=TOP_K,
+    ),
     "index_topk_freq": 2,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "tie_word_embeddings": False,
-    "rope_theta": 10000.0,
-    "attention_bias": False,
-    "num_nextn_predict_layers": 0,
-    "ep_size": 1,
 }
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dsa_indexer_cli.load.distributions import Distribution, Fixed
 from indexer_client.inputs import MAX_ROWS_PER_DECODE
+from indexer_service.settings import first_complaint
 from ipc_handoff.layout import HandoffGeometry
 
 _SUFFIX = ".toml"
@@ -152,7 +153,7 @@ class Workload(_Table):
     @model_validator(mode="after")
     def _has_times(self) -> "Workload":
         if self.load.mode == "recorded" and self.replay is None:
-            raise ValueError("load.mode: recorded needs replay.file")
+            raise WorkloadError("load.mode: nothing was recorded (fix: replay.file, or another)")
         return self
 
     @property
@@ -205,10 +206,8 @@ def load_workload(named: str, changes: dict[str, Any] | None = None) -> Workload
     try:
         return Workload(**{"name": Path(named).stem, **values})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        wish = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise WorkloadError(f"{key}: {first['input']!r} cannot be used (fix: {wish})") from None
+        key, given, wish = first_complaint(error)
+        raise WorkloadError(f"{key}: {given!r} cannot be used (fix: {wish})") from None
 
 
 def _read(named: str) -> dict[str, Any]:

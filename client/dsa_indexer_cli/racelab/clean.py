@@ -26,7 +26,8 @@ class CleanSort:
     run: _Step
 
 
-def _whole(bench: Bench, inputs: StepInputs) -> int:
+def whole(bench: Bench, inputs: StepInputs) -> int:
+    """Every layer in turn, and one that shares."""
     with bench.session.step(inputs) as step:
         for layer in GEOMETRY.layers:
             out = bench.select(step, layer)
@@ -55,16 +56,16 @@ def _left_early(bench: Bench, inputs: StepInputs) -> int:
 
 
 CLEAN = (
-    CleanSort("decode", (Sort(), Sort(tight=True)), _whole),
-    CleanSort("padded rows", (Sort(2, padded=2), Sort(1, padded=3, next_n=2)), _whole),
-    CleanSort("speculative decoding", (Sort(next_n=2), Sort(next_n=4)), _whole),
+    CleanSort("decode", (Sort(), Sort(tight=True)), whole),
+    CleanSort("padded rows", (Sort(2, padded=2), Sort(1, padded=3, next_n=2)), whole),
+    CleanSort("speculative decoding", (Sort(next_n=2), Sort(next_n=4)), whole),
     CleanSort(
         "asynchronous speculative decoding: bounds only",
         (Sort(next_n=3, exact=False), Sort(next_n=2, exact=False, tight=True)),
-        _whole,
+        whole,
     ),
-    CleanSort("prefill", (Sort(0, 2), Sort(0, 3, exact=False)), _whole),
-    CleanSort("decode beside prefill", (Sort(2, 2), Sort(1, 2, next_n=3, exact=False)), _whole),
+    CleanSort("prefill", (Sort(0, 2), Sort(0, 3, exact=False)), whole),
+    CleanSort("decode beside prefill", (Sort(2, 2), Sort(1, 2, next_n=3, exact=False)), whole),
     CleanSort("two models' steps that overlap", (Sort(), Sort(2, 1)), _overlapping),
     CleanSort("steps left early", (Sort(), Sort(next_n=2, exact=False)), _left_early),
 )

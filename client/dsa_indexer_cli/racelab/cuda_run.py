@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from dsa_indexer_cli.racelab.batches import Sort
-from dsa_indexer_cli.racelab.clean import CLEAN
+from dsa_indexer_cli.racelab.clean import CLEAN, whole
 from dsa_indexer_cli.racelab.cuda_bench import PATIENT, CudaBench, cuda_bench
 from dsa_indexer_cli.racelab.cuda_races import PROVOCATIONS
 from dsa_indexer_cli.racelab.provocation import Progress, provoke
@@ -67,7 +67,7 @@ def run_cuda_lab(
 
 def _clean(made: CudaBench, steps: int, progress: Progress, seconds: float) -> Clean:
     """Steps of every sort, by turns, each begun while those before it run."""
-    sorts: dict[str, tuple[Sort, ...]] = {clean.name: clean.batches for clean in CLEAN[:-2]}
+    sorts = {clean.name: clean.batches for clean in CLEAN if clean.run is whole}
     names = list(sorts)
     inputs = {
         name: [made.batch(sort) for sort in sorts[name] for _ in range(_BATCHES)] for name in names

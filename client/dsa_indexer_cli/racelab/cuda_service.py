@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from indexer_service import server
+from indexer_service import serving
 from indexer_service.kernels import warm_up
 from indexer_service.settings import load
 from ipc_handoff.findings import Finding, FindingKind
@@ -70,11 +70,11 @@ def main(address: str, gate_seconds: str, detectors: str, is_open: str, found: s
     with ExitStack() as stack:
         nothing = mock.patch.object(warm_up, "tuned_operations", lambda *_: iter(()))
         stack.enter_context(nothing)
-        listening = partial(server.Service, findings=WrittenFindings(Path(found)))
-        stack.enter_context(mock.patch.object(server, "Service", listening))
+        listening = partial(serving.Service, findings=WrittenFindings(Path(found)))
+        stack.enter_context(mock.patch.object(serving, "Service", listening))
         if is_open == "1":
             stack.enter_context(mock.patch(_GATE, open_gate))
-        server.run(
+        serving.run(
             load(
                 {
                     "address": address,

@@ -2,21 +2,20 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
 
 import torch
 
-from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
-from indexer_service.events import StepObserver
+from indexer_service.events import FinishedStep, StepObserver
 from indexer_service.server import Service
 from indexer_service.settings import Settings
 from ipc_handoff.findings import Finding
 
 _WORKSPACE = 1 << 22
-_START_SECONDS = 30.0
+_CALL_SECONDS = 120.0
 
 
 class Collected:
@@ -37,15 +36,9 @@ class FinishedSteps(StepObserver):
         self._newest: dict[int, int] = {}
         self._changed = threading.Condition()
 
-    def step_finished(
-        self,
-        plan: pb.StepPlan,
-        report: pb.StepReport,
-        times: Sequence[Sequence[int]] | None,
-        layers: Sequence[int],
-    ) -> None:
+    def step_finished(self, step: FinishedStep) -> None:
         with self._changed:
-            self._newest[plan.epoch] = plan.step
+            self._newest[step.plan.epoch] = step.plan.step
             self._changed.notify_all()
 
     def wait(self, epoch: int, step: int, seconds: float) -> bool:
@@ -74,25 +67,28 @@ class LabService:
     """A service on an event loop of its own, in a thread of this process."""
 
     def __init__(self, settings: Settings, **parts: Any) -> None:
+        self.settings = settings
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._service = self._call(_make(settings, parts))
-        self._call(self._service.start())
+        self.service: Service = self._call(_make(settings, parts))
+
+    def start(self) -> Self:
+        self._call(self.service.start())
+        return self
 
     @property
     def address(self) -> str:
-        address: str = self._service.address
-        return address
+        return self.service.address
 
     def stop(self) -> None:
-        self._call(self._service.stop())
+        self._call(self.service.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_SECONDS)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_SECONDS)
 
 
 async def _make(settings: Settings, parts: dict[str, Any]) -> Service:

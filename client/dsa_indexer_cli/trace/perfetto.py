@@ -7,8 +7,8 @@ from typing import Any
 
 from dsa_indexer_cli.trace.timeline import Mark, Process, Timeline
 
-_NS = 1000
-"""A microsecond, the format's unit of time."""
+_US = 1000
+"""Nanoseconds of the format's unit of time."""
 
 
 def write_perfetto(timeline: Timeline, path: Path) -> None:
@@ -47,8 +47,8 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
                     "cat": f"{lane.stage},{bar.state.value}",
                     "pid": number,
                     "tid": place,
-                    "ts": bar.begin / _NS,
-                    "dur": (bar.end - bar.begin) / _NS,
+                    "ts": bar.begin / _US,
+                    "dur": (bar.end - bar.begin) / _US,
                     "args": dict(bar.attributes),
                 }
     for mark in timeline.marks:
@@ -65,7 +65,7 @@ def _instant(mark: Mark, tracks: Mapping[str, tuple[int, int]]) -> dict[str, Any
         "cat": "finding" if mark.is_finding else "event",
         "pid": pid,
         "tid": tid,
-        "ts": mark.at / _NS,
+        "ts": mark.at / _US,
         "args": dict(mark.attributes),
     }
 

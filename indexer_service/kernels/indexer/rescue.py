@@ -4,6 +4,7 @@ A captured graph holds it behind every wait, where two large kernels that return
 cost more than the wait itself. It runs when an answer did not come: once, and then slowly.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -97,60 +98,57 @@ def rescue_bytes(rows: int, longest: int) -> int:
     return rows * padded(longest) * torch.float32.itemsize
 
 
-def rescue(
-    q: Tensor,
-    k_cache: Tensor,
-    weights: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    k: int,
-    *,
-    out: Tensor,
-    enabled: Tensor,
-) -> None:
+@dataclass(frozen=True)
+class RescueInputs:
+    """As `indexer.select_paged` takes them; all on the GPU, and q contiguous.
+
+    Attributes:
+        q: e4m3 [requests, next_n, heads, D] (or bytes); weights: fp32 [requests * next_n, heads].
+        k_cache: uint8 [pages, page, D+4].
+        seq_lens: int32 [requests]; block_table: int32 [requests, n].
+        k: how many keys a row.
+        out: int32 [requests * next_n, k], rows contiguous.
+        enabled: int32 [1]; with 0 in it nothing is done.
+    """
+
+    q: Tensor
+    k_cache: Tensor
+    weights: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    k: int
+    out: Tensor
+    enabled: Tensor
+
+    def arguments(self) -> dict[str, Any]:
+        """What a kernel that calls `rescue_request` is launched with; takes the scores' memory."""
+        q, k_cache, weights, table = self.q, self.k_cache, self.weights, self.block_table
+        requests, next_n, heads, dim = q.shape
+        columns = paged_plan.columns(heads, next_n)
+        limit = table.shape[1] * k_cache.shape[1]
+        shape = (requests * next_n, padded(limit))
+        scores = torch.empty(shape, dtype=torch.float32, device=q.device)
+        return dict(
+            q=q.view(torch.uint8), cache=k_cache, weights=weights, seq_lens=self.seq_lens,
+            table=table, scores=scores, enabled=self.enabled, out=self.out, heads=heads,
+            pages=len(k_cache), limit=limit, page_stride=k_cache.stride(0),
+            weight_row=weights.stride(0), weight_head=weights.stride(1),
+            table_row=table.stride(0), table_column=table.stride(1),
+            score_row=scores.stride(0), k=self.k, out_stride=self.out.stride(0), NEXT_N=next_n,
+            ROWS=columns.rows, GROUPS=columns.groups, HEADS=columns.heads, D=dim,
+            PAGE=k_cache.shape[1], PADDED=PADDING, BLOCK_N=_BLOCK_KEYS, STAGES=_STAGES,
+            BLOCK=_LIST_BLOCK, ALIGN=max(alignment(k_cache), SCALE_BYTES),
+            NATIVE=native_fp8(architecture(q.device)), ASSEMBLY=q.device.type == "cuda",
+            num_warps=_WARPS,
+        )  # fmt: skip
+
+
+def rescue(inputs: RescueInputs) -> None:
     """Writes what `indexer.select_paged` would, the same bits, if `enabled`.
 
     A request is computed by one program: milliseconds where select_paged takes microseconds, and
     less than one when it is not enabled. Can be captured; takes `rescue_bytes` of memory.
-
-    Args: as for `indexer.select_paged`; q, weights, lengths and table on the GPU, q contiguous.
     """
-    dependent = q.device.type == "cuda" and architecture(q.device) >= HOPPER
-    rescue_kernel[(1, len(q))](
-        **arguments(q, k_cache, weights, seq_lens, block_table, k, out=out, enabled=enabled),
-        PDL=dependent, launch_pdl=dependent,
-    )  # fmt: skip
-
-
-def arguments(
-    q: Tensor,
-    k_cache: Tensor,
-    weights: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    k: int,
-    *,
-    out: Tensor,
-    enabled: Tensor,
-) -> dict[str, Any]:
-    """What a kernel that calls `rescue_request` is launched with; takes the scores' memory.
-
-    Args: as for `rescue`.
-    """
-    requests, next_n, heads, dim = q.shape
-    arch = architecture(q.device)
-    columns = paged_plan.columns(heads, next_n)
-    limit = block_table.shape[1] * k_cache.shape[1]
-    scores = torch.empty((requests * next_n, padded(limit)), dtype=torch.float32, device=q.device)
-    return dict(
-        q=q.view(torch.uint8), cache=k_cache, weights=weights, seq_lens=seq_lens,
-        table=block_table, scores=scores, enabled=enabled, out=out, heads=heads,
-        pages=len(k_cache), limit=limit, page_stride=k_cache.stride(0),
-        weight_row=weights.stride(0), weight_head=weights.stride(1),
-        table_row=block_table.stride(0), table_column=block_table.stride(1),
-        score_row=scores.stride(0), k=k, out_stride=out.stride(0), NEXT_N=next_n,
-        ROWS=columns.rows, GROUPS=columns.groups, HEADS=columns.heads, D=dim,
-        PAGE=k_cache.shape[1], PADDED=PADDING, BLOCK_N=_BLOCK_KEYS, STAGES=_STAGES,
-        BLOCK=_LIST_BLOCK, ALIGN=max(alignment(k_cache), SCALE_BYTES), NATIVE=native_fp8(arch),
-        ASSEMBLY=q.device.type == "cuda", num_warps=_WARPS,
-    )  # fmt: skip
+    device = inputs.q.device
+    dependent = device.type == "cuda" and architecture(device) >= HOPPER
+    rescue_kernel[(1, len(inputs.q))](**inputs.arguments(), PDL=dependent, launch_pdl=dependent)
