@@ -248,6 +248,20 @@ def lengths_on_cpu(common: Any) -> Any | None:
     return getattr(common, "seq_lens_cpu_upper_bound", None)
 
 
+def runner_with_pinned_inputs(vllm_config: Any) -> type | None:
+    """The class of the engine's model runner, if it keeps pinned inputs over steps.
+
+    So does the first one, and 0.26 to 0.33 wait for their copies under async scheduling only. The
+    second one has as many buffers as steps can overlap; DSA models have it from 0.29 on.
+    """
+    if vllm_config.use_v2_model_runner:
+        return None
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    runner: type = GPUModelRunner
+    return runner
+
+
 def layer_name_codec() -> tuple[Callable[[str], Any], Callable[[Any], str]]:
     """How a layer's name becomes an operator's argument, and a name again."""
     from vllm.utils import torch_utils

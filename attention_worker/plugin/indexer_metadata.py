@@ -18,6 +18,7 @@ from attention_worker.plugin.batches import row_starts, step_inputs
 from attention_worker.plugin.layers import Model, k_caches, layer_number, model_of
 from attention_worker.plugin.limits import check_engine
 from attention_worker.plugin.model_steps import Engine, ModelSteps
+from attention_worker.plugin.pinned_buffers import guard_pinned_buffers
 from attention_worker.plugin.sessions import steps_of
 from attention_worker.plugin.settings import PluginSettings, asks_for_plugin
 from attention_worker.vllm_compat import lengths_on_cpu
@@ -53,6 +54,8 @@ class IndexerMetadataBuilder(AttentionMetadataBuilder[IndexerMetadata]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         check_engine(vllm_config)
+        self._engine = engine_of(vllm_config, device)
+        guard_pinned_buffers(vllm_config, device, self._engine.plugin)
         # Decodes first: they are scored together.
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         self._names: dict[Model, list[str]] = {}
@@ -60,7 +63,6 @@ class IndexerMetadataBuilder(AttentionMetadataBuilder[IndexerMetadata]):
         for name in layer_names:
             model = model_of(layer_number(name), target_layers)
             self._names.setdefault(model, []).append(name)
-        self._engine = engine_of(vllm_config, device)
         self._speculates = vllm_config.speculative_config is not None
 
     def build(
