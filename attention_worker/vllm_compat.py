@@ -20,6 +20,9 @@ ALLOW_UNTESTED = "DSA_INDEXER_ALLOW_UNTESTED"
 
 _FIRST_NATIVE_FP8 = 89
 
+_FP8 = ("fp8", "fp8_e4m3")
+"""What users call a cache whose values are e4m3."""
+
 
 class Evidence(StrEnum):
     """What is known about a version of vLLM."""
@@ -136,7 +139,7 @@ def accept_fp8_for_backend() -> None:
     def extend(canonical: Callable[..., str]) -> Callable[..., str]:
         @wraps(canonical)
         def extended(attn_backend: Any, kv_cache_dtype: str) -> str:
-            if attn_backend.get_name() == BACKEND and kv_cache_dtype.startswith("fp8"):
+            if attn_backend.get_name() == BACKEND and kv_cache_dtype in _FP8:
                 return "fp8_ds_mla"
             return canonical(attn_backend, kv_cache_dtype)
 

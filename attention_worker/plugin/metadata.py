@@ -11,7 +11,7 @@ from vllm.v1.attention.backend import (
     AttentionMetadataBuilder,
 )
 
-from attention_worker.plugin.limits import check_engine
+from attention_worker.plugin.limits import check_engine, check_shared_layers
 from attention_worker.plugin.pinned_buffers import guard_pinned_buffers
 from attention_worker.plugin.settings import PluginSettings
 
@@ -61,6 +61,7 @@ class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         check_engine(vllm_config)
+        check_shared_layers(vllm_config)
         guard_pinned_buffers(vllm_config, device, PluginSettings())
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         speculative = vllm_config.speculative_config

@@ -46,7 +46,25 @@ def register_once_more() -> dict[str, Any]:
     before = facts()
     register()
     register()  # vLLM may load plugins more than once
-    return {"before": before, "after": facts(), "logged": logged}
+    return {
+        "before": before,
+        "after": facts(),
+        "logged": logged,
+        "queries are fused": queries_are_fused(),
+    }
+
+
+def queries_are_fused() -> bool:
+    """Whether an indexer that the plugin makes would quantise its queries by vLLM's fused kernel,
+    whose instructions for fp8 begin with SM89."""
+    from vllm.model_executor.models.deepseek_v2 import Indexer
+
+    from attention_worker.vllm_compat import adapt_query_kernels
+
+    adapt_query_kernels(lambda *_: None)
+    indexer = object.__new__(Indexer)
+    object.__setattr__(indexer, "use_fused_indexer_q", True)  # as its constructor does
+    return bool(indexer.use_fused_indexer_q)
 
 
 def pretend_cuda() -> Any:
@@ -92,6 +110,8 @@ def facts() -> dict[str, Any]:
         "split at": list(CompilationConfig._attention_ops),
         "indexer's builder": DeepseekV32IndexerBackend.get_builder_cls().__name__,
         "chosen backend": chosen_backend(),
+        "chosen for pages of 16": chosen_backend(block_size=16),
+        "chosen for another cache": chosen_backend(kv_cache_dtype="fp8_e5m2"),
         "candidates": candidates(),
     }
 
@@ -107,8 +127,8 @@ def candidates() -> dict[str, list[str]]:
     }
 
 
-def chosen_backend() -> str:
-    """Its class, for DeepSeek-V3.2, without a wish."""
+def chosen_backend(block_size: int | None = None, kv_cache_dtype: Any = "auto") -> str:
+    """Its class, for DeepSeek-V3.2, if nobody says which."""
     import torch
     from vllm.platforms import current_platform
     from vllm.v1.attention.selector import AttentionSelectorConfig
@@ -116,8 +136,8 @@ def chosen_backend() -> str:
     wanted = AttentionSelectorConfig(
         head_size=576,
         dtype=torch.bfloat16,
-        kv_cache_dtype="auto",
-        block_size=None,
+        kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
         use_mla=True,
         use_sparse=True,
     )

@@ -15,7 +15,7 @@ from attention_worker.plugin.indexer_metadata import IndexerMetadataBuilder
 from attention_worker.plugin.metadata import SparseMLAMetadataBuilder
 from attention_worker.plugin.pinned_buffers import guard_pinned_buffers
 from attention_worker.plugin.settings import PluginSettings
-from tests.vllm.test_builders import NAMES, config
+from tests.vllm.made_up import NAMES, config
 
 GPU, CPU = torch.device("meta"), torch.device("cpu")
 """There is none here: tensors of the first have no data."""

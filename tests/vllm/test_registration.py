@@ -23,6 +23,8 @@ CASES: dict[str, tuple[str, str, dict[str, str]]] = {
     "10.0": ("10.0", VERSION, {}),
     "12.0": ("12.0", VERSION, {}),
     "8.0": ("8.0", VERSION, {}),
+    "8.6": ("8.6", VERSION, {}),
+    "8.9": ("8.9", VERSION, {}),
     "9.0, asked for": ("9.0", VERSION, {"DSA_INDEXER_PLACEMENT": "inline"}),
     "8.0, too old": ("8.0", "0.25.1", {}),
     "8.0, only read": ("8.0", "0.33.0", {}),
@@ -54,12 +56,19 @@ def test_where_vllm_runs_itself_nothing_changes(found: dict[str, Any], capabilit
         assert before["chosen backend"] == "FlashMLASparseBackend"
     else:  # Its own backends need a real GPU, or packages that are not here.
         assert before.pop("chosen backend").startswith("none")
-        after.pop("chosen backend")
+        assert after.pop("chosen backend") == OURS
     assert before == after
 
 
-def test_on_sm80_the_hole_is_filled(found: dict[str, Any]) -> None:
-    before, after = found["8.0"]["before"], found["8.0"]["after"]
+def test_on_sm120_vllms_own_comes_first(found: dict[str, Any]) -> None:
+    """It serves fp8 caches only: a bf16 one is left to the backend that comes last."""
+    order = found["12.0"]["after"]["candidates"]["latent"]
+    assert order.index("FLASHINFER_MLA_SPARSE_SM120") < order.index(NAME) == len(order) - 1
+
+
+@pytest.mark.parametrize("capability", ["8.0", "8.6", "8.9"])
+def test_on_sm8x_the_hole_is_filled(found: dict[str, Any], capability: str) -> None:
+    before, after = found[capability]["before"], found[capability]["after"]
     assert before["chosen backend"].startswith("none")
     assert after["chosen backend"] == OURS
     assert after["replaced operators"] == {"SparseAttnIndexer": REPLACED}
@@ -68,6 +77,19 @@ def test_on_sm80_the_hole_is_filled(found: dict[str, Any]) -> None:
     changed = {name for name, model in after["models"].items() if model != before["models"][name]}
     assert changed == {"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV32MTPModel"}
     assert not any("vllm.models" in after["models"][name] for name in changed)
+
+
+@pytest.mark.parametrize("capability", ["8.0", "8.6", "8.9", "9.0, asked for"])
+def test_queries_are_quantised_by_instructions_that_exist(
+    found: dict[str, Any], capability: str
+) -> None:
+    assert found[capability]["queries are fused"] is (capability not in ("8.0", "8.6"))
+
+
+@pytest.mark.parametrize("asked", ["chosen for pages of 16", "chosen for another cache"])
+def test_what_the_backend_does_not_serve_vllm_refuses(found: dict[str, Any], asked: str) -> None:
+    assert found["8.0"]["after"]["chosen backend"] == OURS
+    assert found["8.0"]["after"][asked] == "none: ValueError"
 
 
 def test_who_asks_gets_the_operator_beside_native_attention(found: dict[str, Any]) -> None:

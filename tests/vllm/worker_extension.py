@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ class WorkerExtension:
     """Methods are called by name, through `LLM.collective_rpc`."""
 
     model_runner: Any
+    vllm_config: Any
     _batches: list[dict[str, Any]]
+    _digest: Any
 
     def hold(self, gate: str) -> None:
         """Let the next forward wait until the file `gate` is there."""
@@ -34,6 +37,10 @@ class WorkerExtension:
 
         self.model_runner.execute_model = execute_later
 
+    def warm_up(self) -> None:
+        """As vLLM does it with every model, unless it is told to save time."""
+        self.model_runner.warming_up_model()
+
     def facts(self) -> dict[str, Any]:
         """How this process was set up by the plugin."""
         from vllm.model_executor.custom_op import op_registry_oot
@@ -43,6 +50,9 @@ class WorkerExtension:
             "backends": sorted({layer.attn_backend.get_name() for layer in attention}),
             "indexer": op_registry_oot["SparseAttnIndexer"].__name__,
             "cache_dtypes": sorted({str(layer.kv_cache.dtype) for layer in attention}),
+            "layers": len(attention),
+            "overlapping_steps": self.vllm_config.max_concurrent_batches,
+            "waits_for_copies": self.model_runner.prepare_inputs_event is not None,
         }
 
     def statistics(self) -> dict[str, int]:
@@ -73,6 +83,22 @@ class WorkerExtension:
         """What `watch_batches` has noted: of each batch its requests' rows and lengths, and how
         many of them are scored together."""
         return self._batches
+
+    def watch_selections(self) -> None:
+        """From now on note what is selected."""
+        (steps,) = self._steps()
+        select, digest = steps.select, sha256()
+
+        def watched(layer: int, q: Any, weights: Any, out: torch.Tensor) -> None:
+            select(layer, q, weights, out)
+            digest.update(bytes([layer]) + out.contiguous().numpy().tobytes())
+
+        steps.select, self._digest = watched, digest
+
+    def selections(self) -> str:
+        """A digest of what `watch_selections` has noted, layer by layer."""
+        digest: str = self._digest.hexdigest()
+        return digest
 
     def plant(self, fault: str) -> None:
         """From now on every selection is wrong.
