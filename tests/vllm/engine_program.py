@@ -36,7 +36,7 @@ def main() -> None:
         **json.loads(options),
     )
     if json.loads(options).get("pipeline_parallel_size", 1) > 1:
-        # vLLM leaves it out for KV caches of a stated size, and a later stage would lack buffers.
+        # In it a later stage makes the buffers that it needs.
         engine.collective_rpc("warm_up")
     with os.fdopen(int(replies), "w", buffering=1) as out:
         print(json.dumps("started"), file=out)

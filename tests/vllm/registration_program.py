@@ -46,25 +46,7 @@ def register_once_more() -> dict[str, Any]:
     before = facts()
     register()
     register()  # vLLM may load plugins more than once
-    return {
-        "before": before,
-        "after": facts(),
-        "logged": logged,
-        "queries are fused": queries_are_fused(),
-    }
-
-
-def queries_are_fused() -> bool:
-    """Whether an indexer that the plugin makes would quantise its queries by vLLM's fused kernel,
-    whose instructions for fp8 begin with SM89."""
-    from vllm.model_executor.models.deepseek_v2 import Indexer
-
-    from attention_worker.vllm_compat import adapt_query_kernels
-
-    adapt_query_kernels(lambda *_: None)
-    indexer = object.__new__(Indexer)
-    object.__setattr__(indexer, "use_fused_indexer_q", True)  # as its constructor does
-    return bool(indexer.use_fused_indexer_q)
+    return {"before": before, "after": facts(), "logged": logged}
 
 
 def pretend_cuda() -> Any:

@@ -12,7 +12,9 @@ from attention_worker.plugin import cpu_platform, indexer_metadata, sessions
 from attention_worker.plugin.backend import TritonMLASparseImpl
 from attention_worker.plugin.indexer_metadata import IndexerMetadataBuilder, engine_of
 from attention_worker.plugin.metadata import SparseMLAMetadataBuilder
-from indexer_client import IndexerError
+from indexer_client import AttachRefused, IndexerError
+from indexer_client.control_plane import ControlPlane
+from tests.support.waiting import eventually
 from tests.vllm.made_up import NAMES, TARGET_LAYERS, batch, config
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -151,6 +153,46 @@ def test_or_it_computes_by_itself(nobody: str) -> None:
         steps.select(layer, q, torch.zeros(1, 16), out)
         assert out[0].tolist() == list(range(64))
     steps.close()
+
+
+REFUSALS = (
+    "layout.version: 9, the worker has 4 (fix: the same dsa-indexer version on both sides)",
+    "worker.gpu_uuid: GPU-1, the service is on GPU-2 (fix: the service of the worker's GPU)",
+)
+"""Of services that are there, as `tests/client` and `tests/service` provoke them."""
+
+
+@pytest.fixture(params=REFUSALS, ids=["another version", "another GPU"])
+def refusal(request: pytest.FixtureRequest, nobody: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the service says to every worker."""
+
+    def refuse(plane: ControlPlane, asked: Any) -> Any:
+        raise AttachRefused(request.param)
+
+    monkeypatch.setattr(ControlPlane, "open_session", refuse)
+    return str(request.param)
+
+
+def test_what_a_service_refuses_ends_the_engine_with_its_words(
+    refusal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSA_INDEXER_ON_REFUSAL", "error")
+    monkeypatch.setenv("DSA_INDEXER_ATTACH_SECONDS", "0.2")
+    builder = IndexerMetadataBuilder(None, NAMES[:TARGET_LAYERS], config(), CPU)
+    with pytest.raises(AttachRefused) as raised:
+        builder.build(0, batch([1]))
+    assert str(raised.value) == refusal
+
+
+def test_or_is_logged_while_the_engine_computes_by_itself(
+    refusal: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "indexer_client"):
+        builder = IndexerMetadataBuilder(None, NAMES[:TARGET_LAYERS], config(), CPU)
+        steps = builder.build(0, batch([1])).steps
+        assert eventually(lambda: bool(caplog.messages), 30)
+    steps.close()
+    assert f"not attached, working inline: {refusal}" in caplog.messages
 
 
 def attention(**changed: Any) -> TritonMLASparseImpl:

@@ -38,12 +38,14 @@ class WorkerExtension:
         self.model_runner.execute_model = execute_later
 
     def warm_up(self) -> None:
-        """As vLLM does it with every model, unless it is told to save time."""
-        self.model_runner.warming_up_model()
+        """A first forward without requests, which vLLM leaves out on a CPU without compilation."""
+        self.model_runner.profile_run()
 
     def facts(self) -> dict[str, Any]:
         """How this process was set up by the plugin."""
         from vllm.model_executor.custom_op import op_registry_oot
+
+        from attention_worker.plugin.sessions import open_steps
 
         attention = [layer for layer in self._layers().values() if hasattr(layer, "attn_backend")]
         return {
@@ -52,18 +54,19 @@ class WorkerExtension:
             "cache_dtypes": sorted({str(layer.kv_cache.dtype) for layer in attention}),
             "layers": len(attention),
             "overlapping_steps": self.vllm_config.max_concurrent_batches,
+            "steps": len(open_steps()),
             "waits_for_copies": self.model_runner.prepare_inputs_event is not None,
         }
 
     def statistics(self) -> dict[str, int]:
         """Of the session with the service; {} without one."""
-        (steps,) = self._steps()
+        steps = self._steps()
         session = getattr(steps, "session", None)
         return asdict(session.statistics) if session is not None else {}
 
     def watch_batches(self) -> None:
         """From now on note the batches that steps are begun with."""
-        (steps,) = self._steps()
+        steps = self._steps()
         begin, self._batches = steps.begin, []
 
         def watched(inputs: Any) -> None:
@@ -86,7 +89,7 @@ class WorkerExtension:
 
     def watch_selections(self) -> None:
         """From now on note what is selected."""
-        (steps,) = self._steps()
+        steps = self._steps()
         select, digest = steps.select, sha256()
 
         def watched(layer: int, q: Any, weights: Any, out: torch.Tensor) -> None:
@@ -106,7 +109,7 @@ class WorkerExtension:
         Args:
             fault: "shift", positions are one too low; "half", the second half is left out.
         """
-        (steps,) = self._steps()
+        steps = self._steps()
         select = steps.select
 
         def wrong(layer: int, q: Any, weights: Any, out: torch.Tensor) -> None:
@@ -121,7 +124,7 @@ class WorkerExtension:
 
     def kill_after(self, pid: int, selections: int) -> None:
         """Kill a process when so many more layers have been selected."""
-        (steps,) = self._steps()
+        steps = self._steps()
         select: Callable[..., None] = steps.select
         left = selections
 
@@ -139,7 +142,10 @@ class WorkerExtension:
         context: dict[str, Any] = self.model_runner.compilation_config.static_forward_context
         return context
 
-    def _steps(self) -> list[Any]:
-        from attention_worker.plugin.sessions import open_steps
+    def _steps(self) -> Any:
+        """Of the target model."""
+        from attention_worker.plugin.layers import Model
+        from attention_worker.plugin.sessions import _open
 
-        return open_steps()
+        (found,) = [each.steps for (model, _), each in _open.items() if model is Model.TARGET]
+        return found
