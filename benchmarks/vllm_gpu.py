@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from results_file import RESULTS, write
 from vllm_gpu_bench import Bench
@@ -49,7 +50,8 @@ def main(
         with Bench(
             "rehearsal" if rehearse else "gpu", "cpu" if rehearse else "cuda", folder, deadline
         ) as bench:
-            for name in phase or cases:
+            gpus = 1 if rehearse else torch.cuda.device_count()
+            for name in phase or [each for each in cases if each != TWO or gpus > 1]:
                 run, compare, of_phase = cases[name]
                 wanted = {each: of_phase[each] for each in of_phase if not case or each in case}
                 found[name] = {}
@@ -71,8 +73,6 @@ def main(
 def _write(
     found: dict[str, Found], said: list[str], phase: Sequence[str] | None, results: Path
 ) -> None:
-    import torch
-
     name = torch.cuda.get_device_name(0)
     card = name.removeprefix("NVIDIA ").lower().replace(" ", "-")
     suffix = "-vllm" + "".join(f"-{each}" for each in phase or ())
@@ -93,6 +93,7 @@ Phase = tuple[
     Callable[[Found, Mapping[str, Case]], list[str]],
     Mapping[str, Case],
 ]
+TWO = "two-gpus"
 _KILLED = ("inline", "remote")
 PHASES: dict[str, Phase] = {
     "start": (starts, failures, STARTED),
@@ -103,7 +104,7 @@ PHASES: dict[str, Phase] = {
         after_kills,
         {each: ONE_GPU[each] for each in _KILLED},
     ),
-    "two-gpus": (answers, complaints, TWO_GPUS),
+    TWO: (answers, complaints, TWO_GPUS),
 }
 _BOTH = {each: REHEARSED[each] for each in _KILLED}
 PHASES_ON_A_CPU: dict[str, Phase] = {

@@ -61,6 +61,8 @@ SIZES = {
             "max_model_len": 140_000,
             "max_num_batched_tokens": 8192,
             "kv_cache_memory_bytes": 5 << 30,
+            # Of which vLLM asks no more than that so much is free.
+            "gpu_memory_utilization": 0.05,
         },
         captured=(1, 8, 32),
         prefill=(2, 6144),
