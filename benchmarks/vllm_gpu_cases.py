@@ -78,6 +78,5 @@ _PATIENT = {"DSA_INDEXER_WAIT_BOUND_SECONDS": "20", "DSA_INDEXER_GATE_BOUND_SECO
 REHEARSED = {
     "inline": Case(None, INLINE, EAGER),
     "remote": Case(None, _PATIENT, EAGER, service=_PATIENT, same_as="inline"),
-    "fails": Case("NO_SUCH_BACKEND", INLINE, EAGER),
 }
 """On a CPU."""
