@@ -11,12 +11,17 @@ NAMES = [f"model.layers.{layer}.self_attn.indexer.k_cache" for layer in (0, 1, 2
 
 
 def config(
-    drafts: int = 0, *, model: dict[str, Any] | None = None, **parallel: Any
+    drafts: int = 0,
+    *,
+    model: dict[str, Any] | None = None,
+    attention: dict[str, Any] | None = None,
+    **parallel: Any,
 ) -> SimpleNamespace:
     """Of an engine.
 
     Args:
         model: what differs in the model's own configuration.
+        attention: what there is in the one of attention.
         parallel: what differs in the one of parallelism.
     """
     text = {
@@ -43,7 +48,7 @@ def config(
         ),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=32, max_num_seqs=8),
         parallel_config=SimpleNamespace(**{**alone, **parallel}),
-        attention_config=SimpleNamespace(),
+        attention_config=SimpleNamespace(**(attention or {})),
         compilation_config=SimpleNamespace(static_forward_context=caches),
         speculative_config=speculative if drafts else None,
         use_v2_model_runner=False,
