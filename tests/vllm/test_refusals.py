@@ -111,7 +111,7 @@ REFUSALS = (
 
 
 @pytest.fixture(params=REFUSALS, ids=["another version", "another GPU"])
-def refusal(request: pytest.FixtureRequest, nobody: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def refusal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """What the service says to every worker."""
 
     def refuse(plane: ControlPlane, asked: Any) -> Any:
