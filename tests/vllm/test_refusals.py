@@ -1,6 +1,7 @@
 """What is not served is said at start: as an error, or in the log, as a setting says."""
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
