@@ -23,6 +23,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from results_file import RESULTS, write
+from vllm_gpu_aims import aims, as_records
 from vllm_gpu_bench import Bench
 from vllm_gpu_cases import ONE_GPU, REHEARSED, STARTED, TIMED, TWO_GPUS, Case
 from vllm_gpu_compare import Found, after_kills, complaints, failures
@@ -66,6 +67,7 @@ def main(
         if not rehearse:
             _write(found, said, phase, results)
         shutil.rmtree(folder, ignore_errors=True)
+    print("\n".join(map(str, aims(found))))
     print("\n".join(each[:1500] for each in said) or "everything compares as it must")
     sys.exit(bool(said))
 
@@ -77,7 +79,7 @@ def _write(
     card = name.removeprefix("NVIDIA ").lower().replace(" ", "-")
     suffix = "-vllm" + "".join(f"-{each}" for each in phase or ())
     kept = {of: {each: _short(told) for each, told in all_.items()} for of, all_ in found.items()}
-    told = {"phases": kept, "complaints": said}
+    told = {"phases": kept, "aims": as_records(aims(found)), "complaints": said}
     path = write(card, name, told, packages=PACKAGES, suffix=suffix, folder=results)
     print(f"written: {path}")
 

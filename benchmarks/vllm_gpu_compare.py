@@ -38,6 +38,12 @@ def complaints(found: Found, cases: Mapping[str, Case]) -> list[str]:
                 for what in ("prefill", "decode")
                 if each[what] != done[case.same_as][what]
             ]
+            one, two = samples(each), samples(done[case.same_as])
+            said += [
+                f"{name}: {what} differ in bits from {case.same_as}"
+                for what in (one or {})
+                if one and two and not torch.equal(one[what], two[what])
+            ]
         if case.service is not None:
             said += [f"{name}: {fault}" for fault in unserved(each["statistics"])]
         native = done.get(NATIVE)

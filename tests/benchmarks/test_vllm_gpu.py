@@ -11,7 +11,7 @@ import torch
 
 from tests.benchmarks.conftest import Program
 
-MODULES = ("model", "cases", "compare", "tables", "processes", "bench", "phases")
+MODULES = ("model", "cases", "compare", "aims", "tables", "processes", "bench", "phases")
 """Each behind those that it imports."""
 
 
@@ -95,6 +95,21 @@ def test_selections_are_compared_as_sets_and_attention_within_a_tolerance(
     assert "attention is 0.1 off" in second
 
 
+def test_a_selection_of_another_order_is_another_answer_of_ours(
+    load: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    known = {name: load("cases").ONE_GPU[name] for name in ("inline", "remote")}
+    chosen, attended = torch.arange(6).view(1, 2, 3), torch.randn(1, 2, 8)
+    found = {
+        "inline": case(samples=samples(tmp_path / "a", chosen, attended)),
+        "remote": case(samples=samples(tmp_path / "b", chosen, attended)),
+    }
+    assert load("compare").complaints(found, known) == []
+    found["remote"] = case(samples=samples(tmp_path / "c", chosen.flip(2), attended))
+    (said,) = load("compare").complaints(found, known)
+    assert said == "remote: selections differ in bits from inline"
+
+
 def killed(**changed: Any) -> dict[str, dict[str, Any]]:
     after = {**COUNTS, "detachments": 1, "inline_layers": 5}
     remote = {
@@ -135,6 +150,30 @@ def test_the_table_has_a_line_for_each_case(load: Callable[[str], ModuleType]) -
     assert "[1 x 4096] gpu 1.5 wall 2.0" in remote
     assert "answered 9" in remote
     assert "failed: no such device" in broken
+
+
+def test_aims_are_ratios_of_gpu_times(load: Callable[[str], ModuleType]) -> None:
+    def timed(short: float, long: float) -> dict[str, Any]:
+        return {"milliseconds": {"1 x 4096": {"gpu": short}, "1 x 65536": {"gpu": long}}}
+
+    times = {
+        "FLASHMLA_SPARSE": timed(2.0, 2.0),
+        "FLASH_ATTN_MLA_SPARSE": timed(1.0, 4.0),
+        "inline": timed(1.1, 2.0),
+        "remote": timed(1.155, 2.1),
+        "inline, no MPS": {"failed": "no time was left"},
+    }
+    seconds = {"without the plugin": 30.0, "inline, first": 60.0, "inline, again": 36.0}
+    starts = {name: {"start_seconds": each} for name, each in seconds.items()}
+    found = load("aims").aims({"times": times, "start": starts})
+    assert [str(each) for each in found] == [
+        "[1 x 4096] inline / the better native: 1.1 (at most 1.0: MISSED)",
+        "[1 x 4096] remote / inline: 1.05 (at most 1.06: reached)",
+        "[1 x 65536] inline / the better native: 1.0 (at most 1.0: reached)",
+        "[1 x 65536] remote / inline: 1.05 (at most 1.03: MISSED)",
+        "start, inline, first: seconds more: 30.0",
+        "start, inline, again: seconds more: 6.0 (at most 5.0: MISSED)",
+    ]
 
 
 ENGINES = {
