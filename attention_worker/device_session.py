@@ -124,15 +124,7 @@ class DeviceIndexer(DeviceSteps):
             logger.warning("working inline: %s", refusal)
         self._workspace = workspace
         self._k_caches, self._shared = dict(k_caches), terms.shared
-        handoff: DeviceHandoff | None = None
-        flags = None
-        if terms.shared:
-            memory, bound = WorkerMemory(geometry, device), _wait_bound(settings)
-            if self.placement is Placement.TIMESLICE:
-                handoff = TimesliceHandoff(memory, bound)
-                flags = handoff.flags
-            else:
-                handoff = DeviceHandoff(memory, bound)
+        handoff = terms.handoff
         worker = worker_identity(str(uuid.uuid4()), model, engine_name)
         worker.gpu_uuid = cuda_runtime.device_uuid(own)
         super().__init__(
@@ -144,7 +136,7 @@ class DeviceIndexer(DeviceSteps):
                 configuration_hash=configuration(TRITON, device).hash,
                 tracing=tracing or start_tracing(settings.tracing),
                 placement=_PLACEMENTS.get(self.placement, pb.PLACEMENT_UNSPECIFIED),
-                flags=flags,
+                flags=handoff.flags if isinstance(handoff, TimesliceHandoff) else None,
             ),
             terms.pool,
             InlineKernels(geometry, k_caches, device, workspace=workspace),
@@ -206,6 +198,7 @@ class _Terms:
     chosen: Chosen
     shared: Mapping[int, SharedTensor]
     pool: BankPool
+    handoff: DeviceHandoff | None
 
 
 def _agree(
@@ -225,11 +218,19 @@ def _agree(
                     layer: SharedTensor.of_cuda(tensor, k_cache_region(layer))
                     for layer, tensor in k_caches.items()
                 }
+            handoff = _make_handoff(geometry, chosen.placement, own, settings)
             pool = BankPool(make_bank, settings.banks, quarantine_seconds=_QUARANTINE_SECONDS)
-            return _Terms(chosen, shared, pool)
+            return _Terms(chosen, shared, pool, handoff)
         except RegionError as error:
             chosen = Chosen(Placement.INLINE, None, str(error), is_refusal=True)
-    return _Terms(chosen, {}, BankPool(make_bank, banks=0))
+    return _Terms(chosen, {}, BankPool(make_bank, banks=0), None)
+
+
+def _make_handoff(
+    geometry: HandoffGeometry, placement: Placement, own: int, settings: ClientSettings
+) -> DeviceHandoff:
+    kind = TimesliceHandoff if placement is Placement.TIMESLICE else DeviceHandoff
+    return kind(WorkerMemory(geometry, torch.device("cuda", own)), _wait_bound(settings))
 
 
 def _wait_bound(settings: ClientSettings) -> float:

@@ -17,12 +17,12 @@ from indexer_client.inputs import StepInputs
 from indexer_service.kernels.architecture import processors, sized_for
 from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, faults_of
 from indexer_service.kernels.indexer.rescue import RescueInputs, rescue, rescue_bytes
+from indexer_service.kernels.indexer.windows import DEFAULT_WORKSPACE
 from indexer_service.kernels.step import RowFault, enqueue_step
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 
 _NONE = -1
-_RESCUE_BYTES = 1 << 28
 _SHADOW = 4
 """Of the programs that a layer is computed by where nobody else works: one part in so many."""
 
@@ -126,7 +126,7 @@ class InlineKernels:
     def can_rescue(self, shape: StepShape) -> bool:
         """Whether the small form fits a forward."""
         longest = self._columns(shape) * self._geometry.page_size
-        room = _RESCUE_BYTES if self._workspace is None else self._workspace
+        room = DEFAULT_WORKSPACE if self._workspace is None else self._workspace
         return self._is_cuda and shape.is_decode and rescue_bytes(shape.rows, longest) <= room
 
     def to_rescue(

@@ -20,8 +20,8 @@ from results_file import processor, write
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer_cli.racelab.batches import Sort, geometry, make
 from indexer_client.selection_stamps import Selection, SelectionStamps
-from indexer_client.step_findings import StepFindings as WorkerFindings
-from indexer_service.step_findings import StepFindings as ServiceFindings
+from indexer_client.step_findings import WorkerFindings
+from indexer_service.step_findings import ServiceFindings
 from ipc_handoff.control import WorkerControl
 from ipc_handoff.detectors import ALL, Detection, detectors
 from ipc_handoff.findings import Findings

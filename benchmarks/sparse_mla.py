@@ -2,6 +2,7 @@
 
     python benchmarks/sparse_mla.py                      on a CUDA machine: measure, write results
     python benchmarks/sparse_mla.py --document FILE      results -> table in docs/performance.md
+    python benchmarks/sparse_mla.py --variants           what sparse_mla_variants.py asks, instead
 
 Times are medians of CUDA-graph replays, each of several calls whose slots differ, random over a
 cache many times larger than the L2 cache. The implementations take turns. "Byte floor" is the time
@@ -17,6 +18,7 @@ import torch
 from documents import PERFORMANCE, markdown_table, origin, put, read
 from results_file import write
 from sparse_mla_peers import BF16, FP8, Call
+from sparse_mla_variants import QUESTIONS, Question, prepared
 from timing import captured, copy_rate, in_turns
 from torch import Tensor
 
@@ -29,7 +31,9 @@ SHAPES = {
         (8, 64), (16, 1), (16, 8), (16, 64), (16, 512), (32, 64), (64, 1), (64, 8), (64, 64),
         (64, 512), (64, 4096), (128, 64), (128, 512),
     ],
-    "fp8_ds_mla": [(16, 1), (16, 8), (16, 64), (16, 512), (64, 64), (64, 512)],
+    "fp8_ds_mla": [
+        (16, 1), (16, 8), (16, 64), (16, 512), (64, 1), (64, 8), (64, 64), (64, 512),
+    ],
 }  # fmt: skip
 """Heads and tokens."""
 
@@ -69,14 +73,23 @@ def relative_error(ours: Tensor, expected: Tensor) -> float:
     return float((ours.double() - expected).norm() / expected.norm())
 
 
-def measure(form: str, heads: int, tokens: int, cache: Tensor, rate: float) -> dict[str, Any]:
-    context = CONTEXT["decode" if tokens < 512 else "prefill"]
+CACHES = {"bf16": bf16_cache, "fp8_ds_mla": fp8_cache}
+
+
+def drawn(tokens: int, context: int) -> list[Tensor]:
+    """Slots [tokens, K] of each of several calls."""
     calls = max(2, min(CALLS, 256 // tokens))
-    q = torch.randn((tokens, heads, 576), device="cuda", dtype=torch.bfloat16)
-    slots = [
+    return [
         torch.randint(0, context, (tokens, K), device="cuda", dtype=torch.int32)
         for _ in range(calls)
     ]
+
+
+def measure(form: str, heads: int, tokens: int, cache: Tensor, rate: float) -> dict[str, Any]:
+    context = CONTEXT["decode" if tokens < 512 else "prefill"]
+    q = torch.randn((tokens, heads, 576), device="cuda", dtype=torch.bfloat16)
+    slots = drawn(tokens, context)
+    calls = len(slots)
     out = torch.empty((tokens, heads, 512), device="cuda", dtype=torch.bfloat16)
 
     def ours(invariant: bool) -> Call:
@@ -116,6 +129,43 @@ def measure(form: str, heads: int, tokens: int, cache: Tensor, rate: float) -> d
     return row
 
 
+def compare(question: Question, heads: int, tokens: int, cache: Tensor) -> dict[str, Any]:
+    """A question's variants for one shape, each checked first; µs a call and errors."""
+    q = torch.randn((tokens, heads, 576), device="cuda", dtype=torch.bfloat16)
+    out = torch.empty((tokens, heads, 512), device="cuda", dtype=torch.bfloat16)
+    few = slice(0, 4)
+    row: dict[str, Any] = {"heads": heads, "tokens": tokens, "error": {}}
+    replays = {}
+    for name, variant in question.variants.items():
+        slots = drawn(tokens, variant.context or CONTEXT["decode"])
+
+        def call(
+            i: int, slots: list[Tensor] = slots, arguments: dict[str, Any] = variant.arguments
+        ) -> Tensor:
+            return sparse_mla.attend(q, cache, slots[i], SCALE, out=out, **arguments)
+
+        with prepared(variant):
+            error = relative_error(call(0)[few], exact(q[few], cache, slots[0][few]))
+            if not error <= TOLERANCE:
+                raise SystemExit(f"{name}, {heads} heads, {tokens} tokens: off by {error}")
+            row["error"][name] = error
+            replays[name] = captured(call, len(slots))
+    row["µs"] = {name: taken.median for name, taken in in_turns(replays).items()}
+    print(heads, tokens, {name: round(time, 2) for name, time in row["µs"].items()}, flush=True)
+    return row
+
+
+def variants() -> dict[str, list[dict[str, Any]]]:
+    """Every question's rows."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for asked, question in QUESTIONS.items():
+        print(asked, flush=True)
+        cache = CACHES[question.cache](CONTEXT["decode"])
+        rows[asked] = [compare(question, *shape, cache) for shape in question.shapes]
+        del cache
+    return rows
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     peers = [*BF16, *FP8]
     head = (
@@ -148,6 +198,7 @@ def document(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--document", type=Path, help="a results file to put into the docs")
+    parser.add_argument("--variants", action="store_true", help="time variants, not peers")
     chosen = parser.parse_args()
     if chosen.document:
         document(chosen.document.resolve())
@@ -156,9 +207,15 @@ def main() -> None:
         sys.exit("a CUDA device is needed")
     torch.manual_seed(0)
     name = torch.cuda.get_device_name()
+    card = name.replace("NVIDIA ", "").replace(" ", "-").lower()
+    packages = ("torch", "triton", "vllm")
+    if chosen.variants:
+        suffix = "-sparse_mla_variants"
+        print("written:", write(card, name, variants(), packages=packages, suffix=suffix))
+        return
     rate = copy_rate()
     rows = []
-    for form, make in (("bf16", bf16_cache), ("fp8_ds_mla", fp8_cache)):
+    for form, make in CACHES.items():
         cache = make(max(CONTEXT.values()))
         for heads, tokens in SHAPES[form]:
             rows.append(measure(form, heads, tokens, cache, rate))
@@ -166,8 +223,6 @@ def main() -> None:
             print(form, heads, tokens, times, rows[-1]["absent"], flush=True)
         del cache
     print(table(rows))
-    card = name.replace("NVIDIA ", "").replace(" ", "-").lower()
-    packages = ("torch", "triton", "vllm")
     results = {"copy B/s": rate, "rows": rows}
     print("written:", write(card, name, results, packages=packages, suffix="-sparse_mla"))
 

@@ -22,7 +22,7 @@ from indexer_service.launch_budget import LaunchBudget
 from indexer_service.plans import check_plan
 from indexer_service.preparation import Preparation
 from indexer_service.session_regions import DeviceViews
-from indexer_service.step_findings import StepFindings
+from indexer_service.step_findings import ServiceFindings
 from indexer_service.step_flags import POLLING, flags_of
 from indexer_service.step_graphs import GraphKey, StepGraphs, first_shapes, key_of, shape_of
 from indexer_service.step_inputs import k_caches_of, offsets_of
@@ -67,7 +67,7 @@ class DeviceExecutor:
         assert isinstance(engine, TritonEngine)
         self._engine = engine
         self._gate_bound = gate_bound_seconds
-        self._findings = StepFindings(detection, attachment.geometry.layers)
+        self._findings = ServiceFindings(detection, attachment.geometry.layers)
         self._stamped = stamped
         self._is_closing = is_closing
         self._make_stream = make_stream

@@ -7,7 +7,7 @@ import torch
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.device_stream import Mark, told_when_lost
 from indexer_service.executor import StepCancelled
-from indexer_service.step_findings import StepFindings
+from indexer_service.step_findings import ServiceFindings
 from indexer_service.step_inputs import report_faults
 from indexer_service.step_slots import StepSlot, StepSlots
 from ipc_handoff.kernels.clock import ClockOffset, HostsClock
@@ -78,7 +78,7 @@ class DeviceStep:
         stages: StageTimes | None,
         gate_bound: float,
         device: torch.device,
-        findings: StepFindings,
+        findings: ServiceFindings,
     ) -> None:
         self._device = device
         self._findings = findings

@@ -159,4 +159,6 @@ def first_complaint(error: ValidationError) -> tuple[str, Any, str]:
     """The key, dotted where tables are nested; what was given; what is wanted."""
     first = error.errors(include_url=False)[0]
     wish = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        wish = "another name, there is no such key"
     return ".".join(map(str, first["loc"])), first["input"], wish

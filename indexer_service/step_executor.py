@@ -17,7 +17,7 @@ from indexer_service.engine import Engine, LayerInputs
 from indexer_service.executor import BegunStep, StepCancelled
 from indexer_service.kernels.checked_inputs import CheckedInputs
 from indexer_service.plans import check_plan
-from indexer_service.step_findings import StepFindings
+from indexer_service.step_findings import ServiceFindings
 from indexer_service.step_inputs import copy_inputs, k_caches_of, report_faults
 from ipc_handoff.banks import StagingSlot
 from ipc_handoff.detectors import NO_DETECTION, Detection
@@ -75,7 +75,7 @@ class StepExecutor:
         self._bells = attachment.control.bells
         self._stamps = attachment.control.service_stamps
         self._generations = attachment.control.generations
-        self._findings = StepFindings(detection, attachment.geometry.layers)
+        self._findings = ServiceFindings(detection, attachment.geometry.layers)
         self._ordinals = {layer: i for i, layer in enumerate(attachment.geometry.layers)}
         self._engine = engine
         self._gate_bound = gate_bound_seconds

@@ -7,42 +7,37 @@ import torch
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from ipc_handoff.detectors import Detection, Detector
-from ipc_handoff.fault_findings import fault_findings
-from ipc_handoff.findings import Finding, FindingKind
+from ipc_handoff.findings import FindingKind
 from ipc_handoff.generations import Generation, named
+from ipc_handoff.side_findings import SideFindings
 
 _GATE, _LOGITS = "dsa.gate", "dsa.logits"
 
 
-class StepFindings:
-    """Args:
-    detection: which detectors are on, and whom they tell.
-    layers: the session's layer ids by ordinal.
-    """
+class ServiceFindings(SideFindings):
+    """See `SideFindings`. Requests are named by their place: their ids stay in the worker."""
 
     def __init__(self, detection: Detection, layers: Sequence[int]) -> None:
-        self._detection = detection
-        self._layers = layers
-        self.checks_generations = detection.has(Detector.GENERATIONS)
+        super().__init__(detection, layers)
         self._counts_nan = detection.has(Detector.NAN_SCORES)
 
     def faults(self, report: pb.StepReport) -> None:
         """Requests that the guard of inputs did not trust, as they are reported."""
-        if report.faults and self._detection.has(Detector.INPUTS):
-            for finding in fault_findings(report, "#{}".format):
-                self._detection.listener.found(finding)
+        self._faults(report, "#{}".format)
 
     def gate_late(self, plan: pb.StepPlan, layer: int | None, seconds: float) -> None:
         """A gate ended by its bound. layer: id, where it is known."""
         if self._detection.has(Detector.WAITS):
             expected = f"the worker within {seconds:g} s"
-            self._tell(FindingKind.WAIT_ENDED, plan, layer, _GATE, expected, "nobody")
+            self._tell(
+                FindingKind.WAIT_ENDED, plan.step, plan.epoch, layer, _GATE, expected, "nobody"
+            )
 
     def inputs_slot(self, plan: pb.StepPlan, seen: Generation) -> str:
         """Lengths and tables are another step's, as their slot says: what that means."""
         kind = _slot_kind(seen, Generation(plan.step))
         found = f"step {seen.step}{'' if seen.is_written else ', being written'}"
-        self._tell(kind, plan, None, _GATE, f"step {plan.step}", found)
+        self._tell(kind, plan.step, plan.epoch, None, _GATE, f"step {plan.step}", found)
         return f"{kind}: the slot of its lengths and tables holds {found}"
 
     def layer_slot(self, plan: pb.StepPlan, ordinal: int, seen: Generation) -> str:
@@ -50,7 +45,7 @@ class StepFindings:
         wanted = Generation(plan.step, ordinal)
         kind, stage = _slot_kind(seen, wanted), _GATE if seen < wanted else _LOGITS
         expected, found = named(wanted, self._layers), named(seen, self._layers)
-        self._tell(kind, plan, self._layers[ordinal], stage, expected, found)
+        self._tell(kind, plan.step, plan.epoch, self._layers[ordinal], stage, expected, found)
         return f"{kind}: the slot of its q and weights holds {found}"
 
     def nan_rows(self, rows: int) -> torch.Tensor | None:
@@ -64,20 +59,12 @@ class StepFindings:
         if nan_rows is None or not nan_rows.any():
             return
         rows = nan_rows.nonzero().flatten().tolist()
-        request = bisect_right(offsets.tolist(), rows[0]) - 1
+        request = f"#{bisect_right(offsets.tolist(), rows[0]) - 1}"
+        seen = f"NaN in {len(rows)} rows"
         self._tell(
-            FindingKind.NAN_SCORES, plan, layer, _LOGITS, "numbers", f"NaN in {len(rows)} rows",
-            rows[0], request,
+            FindingKind.NAN_SCORES, plan.step, plan.epoch, layer, _LOGITS, "numbers", seen, rows[0],
+            request,
         )  # fmt: skip
-
-    def _tell(
-        self, kind: FindingKind, plan: pb.StepPlan, layer: int | None, stage: str, expected: str,
-        seen: str, row: int | None = None, request: int | None = None,
-    ) -> None:  # fmt: skip
-        named = None if request is None else f"#{request}"
-        self._detection.listener.found(
-            Finding(kind, plan.step, plan.epoch, layer, stage, row, named, expected, seen)
-        )
 
 
 def _slot_kind(seen: Generation, wanted: Generation) -> FindingKind:

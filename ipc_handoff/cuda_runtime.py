@@ -117,17 +117,6 @@ def on_device(ordinal: int) -> Iterator[None]:
         call("cuCtxPopCurrent", **terms)
 
 
-def make_current(ordinal: int) -> None:
-    """Give this thread the device's primary context, for as long as it lives."""
-    call(
-        "cuCtxSetCurrent",
-        _primary_context(ordinal),
-        field="device",
-        problem=f"{ordinal}'s context",
-        fix="see the error's name",
-    )
-
-
 def device_count() -> int:
     """GPUs that this process sees; 0 also without a driver or `cuda-bindings`."""
     try:

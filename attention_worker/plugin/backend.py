@@ -8,6 +8,7 @@ from vllm.v1.attention.backend import AttentionBackend, MLAAttentionImpl
 
 from attention_worker.kernels import sparse_mla
 from attention_worker.kernels.sparse_mla.layout import FP8_TOKEN_BYTES, LATENT, ROPE
+from attention_worker.plugin.layers import PAGE
 from attention_worker.plugin.metadata import SparseMLAMetadata, SparseMLAMetadataBuilder
 from attention_worker.vllm_compat import BACKEND, accept_fp8_for_backend
 
@@ -41,8 +42,7 @@ class TritonMLASparseBackend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
-        # The indexer has pages of 64 tokens, and shares the block table.
-        return [64]
+        return [PAGE]
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:

@@ -37,13 +37,13 @@ def step_inputs(
 
     Args:
         geometry: of the session: the block table is cut to what fits.
-        lengths: [R], of each request as the CPU knows it, where that is exact.
+        lengths: [R] or more, of each request as the CPU knows it, where that is exact.
     """
     starts = row_starts(batch)
     requests = len(starts) - 1
     if not requests:
         return None
-    exact = None if lengths is None else [int(length) for length in lengths[:requests]]
+    exact = None if lengths is None else lengths[:requests]
     decodes, rows_per_decode = leading_decodes(starts)
     longest = batch.max_seq_len if exact is None else max(exact)
     return StepInputs(

@@ -8,11 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from attention_worker.plugin.layers import PAGE
 from attention_worker.vllm_compat import BACKEND_PATH, wrap_once
 from indexer_service.kernels.k_cache.reference import quantise
-
-PAGE = 64
-"""Tokens a page; vLLM's indexer has no other."""
 
 _DECIDED_BY_THE_USER = (
     ("scheduler_config", "enable_chunked_prefill"),

@@ -10,6 +10,7 @@ from attention_worker.placements import Placement
 from attention_worker.plugin.layers import Model
 from attention_worker.plugin.model_steps import Engine, start
 from indexer_client.inputs import StepInputs
+from indexer_service.kernels.indexer.windows import DEFAULT_WORKSPACE
 from ipc_handoff.layout import HandoffGeometry
 
 logger = logging.getLogger(__name__)
@@ -71,13 +72,12 @@ def reserved_bytes(geometry: HandoffGeometry, engine: Engine) -> int:
     """What sessions and a service will take of the worker's GPU after vLLM has looked how much
     there is: temporaries, banks and, under MPS, the service's own memory.
     """
-    temporaries = 1 << 28
     if engine.settings.placement == Placement.INLINE:
-        return temporaries
+        return DEFAULT_WORKSPACE
     layout = geometry.device
     banks = engine.settings.banks * (layout.staging_size + layout.answers_size)
     service = 0 if engine.plugin.service_device is not None else engine.plugin.service_memory_mib
-    return temporaries + banks + (service << 20)
+    return DEFAULT_WORKSPACE + banks + (service << 20)
 
 
 def _log_progress(done: int, total: int, what: str) -> None:

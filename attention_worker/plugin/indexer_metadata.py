@@ -6,21 +6,17 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.attention.backend import (
-    AttentionCGSupport,
-    AttentionMetadata,
-    AttentionMetadataBuilder,
-)
+from vllm.v1.attention.backend import AttentionMetadata
 
-from attention_worker.plugin.batches import row_starts, step_inputs
+from attention_worker.plugin.batches import step_inputs
+from attention_worker.plugin.builder import Builder, rows_per_decode
 from attention_worker.plugin.layers import Model, k_caches, layer_number, model_of
-from attention_worker.plugin.limits import check_engine, check_shared_layers, why_no_service
+from attention_worker.plugin.limits import why_no_service
 from attention_worker.plugin.model_steps import Engine, ModelSteps
-from attention_worker.plugin.pinned_buffers import guard_pinned_buffers
 from attention_worker.plugin.sessions import steps_of
 from attention_worker.plugin.settings import PluginSettings, asks_for_plugin, asks_for_service
 from attention_worker.vllm_compat import lengths_on_cpu
@@ -43,32 +39,22 @@ class IndexerMetadata(AttentionMetadata):
     steps: ModelSteps
 
 
-class IndexerMetadataBuilder(AttentionMetadataBuilder[IndexerMetadata]):
+class IndexerMetadataBuilder(Builder[IndexerMetadata]):
     """Made by vLLM when the engine starts, and again when its KV cache is allocated anew."""
 
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
-
-    def __init__(
-        self,
-        kv_cache_spec: Any,
-        layer_names: list[str],
-        vllm_config: Any,
-        device: torch.device,
-        **_: Any,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        check_engine(vllm_config)
-        check_shared_layers(vllm_config)
-        self._engine = engine_of(vllm_config, device)
-        guard_pinned_buffers(vllm_config, device, self._engine.plugin)
-        # Decodes first: they are scored together.
-        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
-        self._names: dict[Model, list[str]] = {}
-        target_layers = vllm_config.model_config.hf_text_config.num_hidden_layers
-        for name in layer_names:
-            model = model_of(layer_number(name), target_layers)
-            self._names.setdefault(model, []).append(name)
-        self._speculates = vllm_config.speculative_config is not None
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        config = self.vllm_config
+        self._names: dict[Model, dict[int, str]] = {}
+        target_layers = config.model_config.hf_text_config.num_hidden_layers
+        for name in self.layer_names:
+            number = layer_number(name)
+            self._names.setdefault(model_of(number, target_layers), {})[number] = name
+        engine = engine_of(config, self.device)
+        # A draft's layer is one of many: its hand-over would take longer than its selection.
+        inline = engine.settings.model_copy(update={"placement": "inline"})
+        self._engines = {Model.TARGET: engine, Model.DRAFT: replace(engine, settings=inline)}
+        self._speculates = config.speculative_config is not None
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
@@ -94,20 +80,14 @@ class IndexerMetadataBuilder(AttentionMetadataBuilder[IndexerMetadata]):
         context = self.vllm_config.compilation_config.static_forward_context
         caches = k_caches(self._names[model], context)
         geometry = geometry_of(self.vllm_config, tuple(sorted(caches)), _page(caches))
-        engine = self._engine
-        if model is Model.DRAFT:
-            # A draft's layer is one of many: its hand-over would take longer than its selection.
-            inline = engine.settings.model_copy(update={"placement": "inline"})
-            engine = replace(engine, settings=inline)
-        return steps_of(model, geometry, caches, engine), geometry
+        return steps_of(model, geometry, caches, self._engines[model]), geometry
 
     def _lengths(self, common: Any) -> Sequence[int] | None:
         """Exact ones only: others would be reported as a race."""
-        if self.device.type == "cpu":
-            lengths: list[int] = common.seq_lens[: common.num_reqs].tolist()
-            return lengths
-        known = None if self._speculates else lengths_on_cpu(common)
-        return None if known is None else known[: len(row_starts(common)) - 1].tolist()
+        known = common.seq_lens
+        if self.device.type != "cpu":
+            known = None if self._speculates else lengths_on_cpu(common)
+        return None if known is None else known[: common.num_reqs].tolist()
 
 
 def engine_of(vllm_config: Any, device: torch.device) -> Engine:
@@ -128,11 +108,9 @@ def engine_of(vllm_config: Any, device: torch.device) -> Engine:
             settings = settings.model_copy(update={"placement": "inline"})
     # A node has one service for each GPU, and all its workers the same environment.
     address = settings.address.replace("{device}", str(device.index or 0))
-    speculative = vllm_config.speculative_config
-    drafts = speculative.num_speculative_tokens if speculative is not None else 0
     return Engine(
         device=device,
-        rows_per_decode=1 + (drafts or 0),
+        rows_per_decode=rows_per_decode(vllm_config),
         settings=settings.model_copy(update={"address": address}),
         plugin=plugin,
         name=str(vllm_config.model_config.model),

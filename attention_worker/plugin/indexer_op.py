@@ -17,7 +17,7 @@ from attention_worker.plugin.indexer_metadata import (
     engine_of,
     geometry_of,
 )
-from attention_worker.plugin.layers import layer_number
+from attention_worker.plugin.layers import PAGE, layer_number
 from attention_worker.plugin.limits import check_engine
 from attention_worker.vllm_compat import (
     adapt_query_kernels,
@@ -123,7 +123,7 @@ class ServiceIndexer(SparseAttnIndexer):
             from attention_worker.plugin.device_model_steps import reserved_bytes
 
             engine = engine_of(config, topk_indices_buffer.device)
-            reserved = reserved_bytes(geometry_of(config, (number,), 64), engine)
+            reserved = reserved_bytes(geometry_of(config, (number,), PAGE), engine)
         _layers[k_cache.prefix] = _Layer(number, topk_tokens, reserved)
 
     def forward_native(self, hidden_states: Tensor, q_quant: Any, k: Any, weights: Tensor) -> Any:

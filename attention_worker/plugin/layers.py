@@ -1,11 +1,14 @@
 """Layers that have an indexer, by vLLM's names, and which model they belong to."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 from torch import Tensor
+
+PAGE = 64
+"""Tokens a page; vLLM's indexer has no other, and shares its block table with attention."""
 
 _NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -34,10 +37,13 @@ def model_of(number: int, target_layers: int) -> Model:
     return Model.TARGET if number < target_layers else Model.DRAFT
 
 
-def k_caches(names: Iterable[str], static_forward_context: Any) -> dict[int, Tensor]:
-    """By number: the K cache of each layer, uint8 [pages, page, D+4], as vLLM has bound it.
+def k_caches(names: Mapping[int, str], static_forward_context: Any) -> dict[int, Tensor]:
+    """The K cache of each layer, uint8 [pages, page, D+4], as vLLM has bound it.
 
     Empty before vLLM has allocated them.
+
+    Args:
+        names: of the layers, by number.
     """
-    caches = {layer_number(name): static_forward_context[name].kv_cache for name in names}
+    caches = {number: static_forward_context[name].kv_cache for number, name in names.items()}
     return {number: cache for number, cache in caches.items() if cache.numel()}

@@ -1,19 +1,13 @@
 """The metadata of TRITON_MLA_SPARSE: whose rows are whose, and where their pages are."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.attention.backend import (
-    AttentionCGSupport,
-    AttentionMetadata,
-    AttentionMetadataBuilder,
-)
+from vllm.v1.attention.backend import AttentionMetadata
 
-from attention_worker.plugin.limits import check_engine, check_shared_layers
-from attention_worker.plugin.pinned_buffers import guard_pinned_buffers
-from attention_worker.plugin.settings import PluginSettings
+from attention_worker.plugin.builder import Builder, rows_per_decode
 
 
 @dataclass
@@ -46,29 +40,14 @@ class SparseMLAMetadata(AttentionMetadata):
     decode: None = None
 
 
-class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):
+class SparseMLAMetadataBuilder(Builder[SparseMLAMetadata]):
     """Graphs hold the addresses of what a uniform batch of decodes is given."""
 
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
-
-    def __init__(
-        self,
-        kv_cache_spec: Any,
-        layer_names: list[str],
-        vllm_config: Any,
-        device: torch.device,
-        **_: Any,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        check_engine(vllm_config)
-        check_shared_layers(vllm_config)
-        guard_pinned_buffers(vllm_config, device, PluginSettings())
-        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
-        speculative = vllm_config.speculative_config
-        drafts = speculative.num_speculative_tokens if speculative is not None else 0
-        self._rows_per_decode = 1 + (drafts or 0)
-        most = vllm_config.scheduler_config.max_num_batched_tokens
-        rows = torch.arange(most, dtype=torch.int32, device=device)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._rows_per_decode = rows_per_decode(self.vllm_config)
+        most = self.vllm_config.scheduler_config.max_num_batched_tokens
+        rows = torch.arange(most, dtype=torch.int32, device=self.device)
         self._request_of_decode_row = rows // self._rows_per_decode
 
     def build(

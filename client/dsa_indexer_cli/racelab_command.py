@@ -39,12 +39,20 @@ def racelab(
     """
     from indexer_client import IndexerError
 
+    if device not in ("cpu", "cuda"):
+        fail(f"device: {device} (fix: cpu or cuda)", 2)
+    if device == "cuda" and trace_file is not None:
+        fail("trace_file: not with --device cuda (fix: leave one of them out)", 2)
     logging.basicConfig(level=logging.CRITICAL)
     with Status("", console=errors) as status:
         try:
             result = _run(device, provocations, clean_steps, trace_file, status.update)
         except (IndexerError, RuntimeError) as error:
             fail(str(error))
+        except OSError as error:
+            if trace_file is None:
+                raise
+            fail(f"trace_file: {error} (fix: a file that can be written)", 2)
     if as_json:
         print_json({**asdict(result), "ok": result.ok})
     else:
@@ -63,14 +71,7 @@ def _run(
     if device == "cpu":
         from dsa_indexer_cli.racelab.run import run_lab
 
-        try:
-            return run_lab(provocations, clean_steps, progress, trace_file=trace_file)
-        except OSError as error:
-            fail(f"trace_file: {error} (fix: a file that can be written)", 2)
-    if device != "cuda":
-        fail(f"device: {device} (fix: cpu or cuda)", 2)
-    if trace_file is not None:
-        fail("trace_file: not with --device cuda (fix: leave one of them out)", 2)
+        return run_lab(provocations, clean_steps, progress, trace_file=trace_file)
     from dsa_indexer_cli.racelab.cuda_run import run_cuda_lab  # Triton: only where it is used
 
     with tempfile.TemporaryDirectory() as folder:

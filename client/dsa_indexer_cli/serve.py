@@ -84,10 +84,10 @@ def serve(**flags: Any) -> None:
     handler = logging.StreamHandler()
     handler.addFilter(TraceIds())
     logging.basicConfig(level=settings.log_level, format=LINE, handlers=[handler])
-    from indexer_service import server
+    from indexer_service import serving
 
     try:
-        server.run(settings)
+        serving.run(settings)
     except StartError as error:
         fail(str(error), 2)
     except DeviceLost:

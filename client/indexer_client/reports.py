@@ -6,7 +6,7 @@ import time
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.errors import IndexerError, from_status
 from indexer_client.statistics import Statistics
-from indexer_client.step_findings import StepFindings
+from indexer_client.step_findings import WorkerFindings
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class ReportReader:
             after it answered one.
     """
 
-    def __init__(self, statistics: Statistics, findings: StepFindings) -> None:
+    def __init__(self, statistics: Statistics, findings: WorkerFindings) -> None:
         self._findings = findings
         self._statistics = statistics
         self._told: set[str] = set()

@@ -78,13 +78,13 @@ class ClientSettings(BaseSettings):
         default="127.0.0.1", description="address that worker_metrics_port is opened on"
     )
 
-    @property
-    def metrics(self) -> MetricSettings:
-        return MetricSettings(_TELEMETRY_NAME, self.worker_metrics_port, self.metrics_host)
-
     record: Path | None = Field(
         default=None, description="write plans and shapes of all steps here, to be replayed"
     )
+
+    @property
+    def metrics(self) -> MetricSettings:
+        return MetricSettings(_TELEMETRY_NAME, self.worker_metrics_port, self.metrics_host)
 
     @property
     def tracing(self) -> TraceSettings:

@@ -21,7 +21,7 @@ from indexer_client.remote_traces import lost_service_stages
 from indexer_client.selection_stamps import Selection, SelectionStamps
 from indexer_client.staging import answers, check_tensors, publish, request, stage_layer
 from indexer_client.statistics import Statistics
-from indexer_client.step_findings import StepFindings
+from indexer_client.step_findings import WorkerFindings
 from indexer_client.waiting import WaitEnd, wait_for_answer
 from indexer_client.worker_traces import EndedStep, WorkerTraces
 from ipc_handoff.generations import Generation
@@ -78,7 +78,7 @@ class Step:
         statistics: Statistics,
         wait_bound: float,
         traces: WorkerTraces | None,
-        findings: StepFindings,
+        findings: WorkerFindings,
         selections: SelectionStamps,
         begin: Callable[[], Begun],
         on_end: Callable[[], None],

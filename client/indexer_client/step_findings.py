@@ -8,9 +8,9 @@ from indexer_client.inputs import StepInputs
 from indexer_client.positions import WrongRow, wrong_rows
 from indexer_client.selection_stamps import Selection
 from ipc_handoff.detectors import Detection, Detector
-from ipc_handoff.fault_findings import fault_findings
-from ipc_handoff.findings import Finding, FindingKind
+from ipc_handoff.findings import FindingKind
 from ipc_handoff.generations import Generation, named
+from ipc_handoff.side_findings import SideFindings
 
 _STAGE, _WAIT, _HAND_BACK, _ATTEND = "dsa.stage", "dsa.wait", "dsa.handback", "dsa.attend"
 
@@ -18,16 +18,13 @@ _STAGE, _WAIT, _HAND_BACK, _ATTEND = "dsa.stage", "dsa.wait", "dsa.handback", "d
 _REMEMBERED_STEPS = 256
 
 
-class StepFindings:
-    """Args:
-    detection: which detectors are on, and whom they tell.
-    layers: the session's layer ids by ordinal.
+class WorkerFindings(SideFindings):
+    """Attributes:
+    checks_shared_indices: selections that layers share are asked whose they are.
     """
 
     def __init__(self, detection: Detection, layers: Sequence[int]) -> None:
-        self._detection = detection
-        self._layers = layers
-        self.checks_generations = detection.has(Detector.GENERATIONS)
+        super().__init__(detection, layers)
         self.checks_shared_indices = detection.has(Detector.SHARED_INDICES)
         self._request_ids: dict[int, Sequence[str]] = {}
 
@@ -54,9 +51,7 @@ class StepFindings:
 
     def report(self, report: pb.StepReport) -> None:
         """Requests that the service did not trust."""
-        if report.faults and self._detection.has(Detector.INPUTS):
-            for finding in fault_findings(report, partial(self._request, report.step)):
-                self._detection.listener.found(finding)
+        self._faults(report, partial(self._request, report.step))
 
     def wait_ended(self, step: int, epoch: int, layer: int | None, how: str) -> None:
         """A wait ended without an answer. layer: id; None: it is not known."""
@@ -87,11 +82,3 @@ class StepFindings:
     def _request(self, step: int, request: int) -> str:
         ids = self._request_ids.get(step, ())
         return ids[request] if request < len(ids) else f"#{request}"
-
-    def _tell(
-        self, kind: FindingKind, step: int, epoch: int, layer: int | None, stage: str,
-        expected: str, seen: str, row: int | None = None, request: str | None = None,
-    ) -> None:  # fmt: skip
-        self._detection.listener.found(
-            Finding(kind, step, epoch, layer, stage, row, request, expected, seen)
-        )

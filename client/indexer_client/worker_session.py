@@ -16,7 +16,7 @@ from indexer_client.recording import Recorder
 from indexer_client.reports import ReportReader
 from indexer_client.statistics import Statistics
 from indexer_client.step import Begun
-from indexer_client.step_findings import StepFindings
+from indexer_client.step_findings import WorkerFindings
 from indexer_client.worker_traces import StampReader, WorkerTraces
 from ipc_handoff.banks import BankPool
 from ipc_handoff.detectors import Detection, detectors
@@ -66,7 +66,7 @@ class WorkerSession:
         told = (self._finding_log, self._metrics, self._traces, findings)
         self._listeners = Findings(*(listener for listener in told if listener is not None))
         detection = Detection(self._listeners, detectors(request.settings.detectors))
-        self._findings = StepFindings(detection, request.geometry.layers)
+        self._findings = WorkerFindings(detection, request.geometry.layers)
         self._reports = ReportReader(self._statistics, self._findings)
         record = request.settings.record
         self._recorder = Recorder(record, self.geometry) if record is not None else None

@@ -37,6 +37,7 @@ from ipc_handoff.telemetry.environment import (
     resource,
     wanted_exporters,
 )
+from ipc_handoff.telemetry.exports import NotedExporter
 from ipc_handoff.telemetry.settings import TraceSettings
 from ipc_handoff.telemetry.step_spans import GivenIds, StepsAreDecided
 from ipc_handoff.telemetry.step_trace import SAMPLED, StepTrace, wall_offset
@@ -96,7 +97,9 @@ class Tracing:
             id_generator=self._ids,
             shutdown_on_exit=False,
         )
-        for exporter in exporters:
+        self._exporters = [NotedExporter(exporter) for exporter in exporters]
+        self._failures = 0
+        for exporter in self._exporters:
             self._provider.add_span_processor(
                 BatchSpanProcessor(
                     exporter,
@@ -223,8 +226,10 @@ class Tracing:
                 raise
 
     def flush(self) -> bool:
-        """Export what is queued now; whether all of it left in time."""
-        return self._provider.force_flush()
+        """Export what is queued now; whether all that was queued since the last time arrived."""
+        in_time = self._provider.force_flush()
+        before, self._failures = self._failures, sum(each.failures for each in self._exporters)
+        return in_time and self._failures == before
 
     def wait_closed(self, seconds: float) -> bool:
         """Sleep, but not over the end; whether it has come."""

@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attention_worker import device_session
 from attention_worker.device_session import DeviceIndexer
 from attention_worker.device_steps import DeviceSteps
+from attention_worker.placements import Chosen, Placement
 from attention_worker.step_shape import StepShape
-from indexer_client import StepInputs
+from indexer_client import ClientSettings, StepInputs
+from ipc_handoff.errors import RegionError
 from ipc_handoff.layout import HandoffGeometry
 
 GEOMETRY = HandoffGeometry(
@@ -37,6 +40,22 @@ def test_a_missing_k_cache_is_refused_by_name() -> None:
 def test_a_k_cache_whose_pages_have_holes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^k_cache: strides .*\(fix: "):
         DeviceIndexer(GEOMETRY, {3: CACHE[:, ::2], 7: CACHE}, device=GPU)
+
+
+def test_flags_that_cannot_be_mapped_leave_the_engine_inline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> None:
+        raise RegionError("flags: cannot be mapped (fix: a GPU that maps memory)")
+
+    monkeypatch.setattr(device_session.SharedTensor, "of_cuda", lambda tensor, label: tensor)
+    monkeypatch.setattr(device_session, "WorkerMemory", lambda *_: None)
+    monkeypatch.setattr(device_session, "TimesliceHandoff", refused)
+    chosen = Chosen(Placement.TIMESLICE, 0, "asked for")
+    terms = device_session._agree(GEOMETRY, {3: CACHE, 7: CACHE}, chosen, 0, ClientSettings())
+    assert (terms.chosen.placement, terms.chosen.is_refusal) == (Placement.INLINE, True)
+    assert "flags: cannot be mapped" in terms.chosen.reason
+    assert (terms.shared, terms.handoff, terms.pool.take()) == ({}, None, None)
 
 
 def _inputs(**other: object) -> StepInputs:

@@ -95,4 +95,4 @@ def test_caches_that_are_not_there_yet_are_left_out() -> None:
         "layers.0.k": SimpleNamespace(kv_cache=torch.zeros(1, 64, 132)),
         "layers.1.k": SimpleNamespace(kv_cache=torch.tensor([])),
     }
-    assert list(k_caches(context, context)) == [0]
+    assert list(k_caches({0: "layers.0.k", 1: "layers.1.k"}, context)) == [0]

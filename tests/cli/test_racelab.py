@@ -14,6 +14,7 @@ from indexer_client import positions, step_findings
 from indexer_client.inputs import StepInputs
 from ipc_handoff.detectors import Detector
 from ipc_handoff.findings import FindingKind
+from tests.cli.lines import one_line
 
 # Wide enough that no run of this suite is clean by chance.
 CLEAN_STEPS = 50 * len(CLEAN)
@@ -79,3 +80,17 @@ def test_the_command_says_so_in_its_status(monkeypatch: pytest.MonkeyPatch) -> N
     assert done.exit_code == 1, done.output
     assert "0 of 1" in done.output
     assert "2 missed" in done.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--device", "tpu"),
+        ("--device", "cuda", "--trace-file", "t.jsonl"),
+        ("--trace-file", "/nowhere/t.jsonl"),
+    ],
+)
+def test_options_that_cannot_be_used_are_one_line(options: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["racelab", *options])
+    assert done.exit_code == 2
+    assert "(fix: " in one_line(done.stderr)

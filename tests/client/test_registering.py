@@ -18,7 +18,7 @@ from indexer_client import registering as registering_module
 from indexer_client.control_plane import ControlPlane
 from indexer_client.errors import SESSION_LOST
 from indexer_client.registering import Registering
-from indexer_service import server
+from indexer_service import serving
 from indexer_service.sessions import Session as ServiceSession
 from indexer_service.settings import Settings
 from tests.service.support import running as service_running
@@ -142,7 +142,7 @@ def test_a_service_that_is_silent_meanwhile_is_not_waited_for(
 
 def _serve_slowly(address: str, begun: str) -> None:
     with _held(lambda: False, Path(begun).touch):
-        server.run(Settings(address=address))
+        serving.run(Settings(address=address))
 
 
 def test_the_services_death_ends_it_at_once(tmp_path: Path, steps: RandomSteps) -> None:

@@ -11,7 +11,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client import InvalidRequest, Source, Statistics
 from indexer_client import reports as reports_module
 from indexer_client.reports import ReportReader
-from indexer_client.step_findings import StepFindings
+from indexer_client.step_findings import WorkerFindings
 from indexer_service import step_executor
 from indexer_service.errors import invalid
 from ipc_handoff.detectors import NO_DETECTION
@@ -23,7 +23,7 @@ from tests.support.waiting import SOON
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReportReader]:
     monkeypatch.setattr(reports_module, "_QUIET_SECONDS", 0.0)
-    yield ReportReader(Statistics(), StepFindings(NO_DETECTION, ()))
+    yield ReportReader(Statistics(), WorkerFindings(NO_DETECTION, ()))
 
 
 def _reports_area(running: Pair) -> memoryview:

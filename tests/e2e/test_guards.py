@@ -236,6 +236,9 @@ def test_a_session_is_closed_only_when_nothing_writes_its_bank(
         assert early is not guarded
         if guarded:
             assert attachment.bells.is_drained()
+    # What it says of its end belongs to no later test.
+    runner = f"steps-{attachment.epoch}"
+    assert eventually(lambda: runner not in {thread.name for thread in threading.enumerate()})
 
 
 def test_an_answer_that_comes_after_detachment_never_reaches_the_caller(

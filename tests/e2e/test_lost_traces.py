@@ -1,6 +1,8 @@
 """A killed service takes no stage of any step along: what had not left it, the worker exports."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from indexer_client import ClientSettings, Session, Source
 from ipc_handoff.stages import SERVICE_SPANS
 from tests.e2e.conftest import Start
 from tests.support.plants import pair
+from tests.support.processes import ServiceProcess
 from tests.support.traces import traced
 from tests.support.waiting import SOON, eventually
 from tests.support.workloads import Checker, RandomSteps, Shape
@@ -22,16 +25,34 @@ class _Worker:
     """Runs steps and remembers their traces."""
 
     def __init__(self, session: Session, steps: RandomSteps) -> None:
-        self._session, self._steps = session, steps
+        self.session, self._steps = session, steps
         self.checker = Checker()
         self.answered: list[str] = []
 
     def step(self) -> None:
         case = self._steps.case(len(self.checker.sources))
-        with self._session.step(case.inputs, case.layers) as step:
+        with self.session.step(case.inputs, case.layers) as step:
             self.checker.run(step, case)
         if set(self.checker.last) == {Source.SERVICE}:
             self.answered.append(step.trace_id)
+
+
+@contextmanager
+def _traced(
+    start: Start, settings: ClientSettings, folder: Path
+) -> Iterator[tuple[ServiceProcess, _Worker, tuple[Path, Path]]]:
+    """A service, and a worker that has run `STEPS` steps with it; the trace files of worker and
+    service."""
+    files = folder / "worker.jsonl", folder / "service.jsonl"
+    service = start(trace_file=str(files[1]))
+    settings = settings.model_copy(update={"trace_file": files[0]})
+    steps = RandomSteps(SHAPE, 1)
+    with Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session:
+        session.wait_attached(SOON)
+        worker = _Worker(session, steps)
+        for _ in range(STEPS):
+            worker.step()
+        yield service, worker, files
 
 
 def _service_stages(*files: Path) -> dict[str, Counter[tuple[str, int]]]:
@@ -58,19 +79,11 @@ def test_every_stage_of_answered_steps_is_told_though_the_service_was_killed(
     signalling: str, then: str, start: Start, client_settings: ClientSettings, tmp_path: Path
 ) -> None:
     """Twice where the kill came between a span's leaving and the word about it."""
-    files = tmp_path / "worker.jsonl", tmp_path / "service.jsonl"
-    service = start(trace_file=str(files[1]))
-    changed = {"trace_file": files[0], "signalling": signalling}
-    settings = client_settings.model_copy(update=changed)
-    steps = RandomSteps(SHAPE, 1)
-    with Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session:
-        session.wait_attached(SOON)
-        worker = _Worker(session, steps)
-        for _ in range(STEPS):
-            worker.step()
+    settings = client_settings.model_copy(update={"signalling": signalling})
+    with _traced(start, settings, tmp_path) as (service, worker, files):
         if then == "frozen first":
             service.freeze()
-            session.settings.wait_bound_seconds = 0.3
+            worker.session.settings.wait_bound_seconds = 0.3
             worker.step()
         service.kill()
         if then == "a step":
@@ -86,16 +99,8 @@ def test_every_stage_of_answered_steps_is_told_though_the_service_was_killed(
 def test_what_has_left_the_service_is_not_told_again(
     start: Start, client_settings: ClientSettings, tmp_path: Path
 ) -> None:
-    files = tmp_path / "worker.jsonl", tmp_path / "service.jsonl"
-    service = start(trace_file=str(files[1]))
-    settings = client_settings.model_copy(update={"trace_file": files[0]})
-    steps = RandomSteps(SHAPE, 1)
-    with Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session:
-        session.wait_attached(SOON)
-        worker = _Worker(session, steps)
-        for _ in range(STEPS):
-            worker.step()
-        attachment = session._attachment
+    with _traced(start, client_settings, tmp_path) as (service, worker, files):
+        attachment = worker.session._attachment
         assert attachment is not None
         assert eventually(lambda: attachment.bells.is_exported(STEPS))
         assert _service_stages(files[1]) == {trace: WHOLE for trace in worker.answered}
@@ -107,15 +112,7 @@ def test_what_has_left_the_service_is_not_told_again(
 def test_a_service_that_stops_in_good_order_tells_everything_itself(
     start: Start, client_settings: ClientSettings, tmp_path: Path
 ) -> None:
-    files = tmp_path / "worker.jsonl", tmp_path / "service.jsonl"
-    service = start(trace_file=str(files[1]))
-    settings = client_settings.model_copy(update={"trace_file": files[0]})
-    steps = RandomSteps(SHAPE, 1)
-    with Session(steps.geometry, steps.k_caches, steps.fallback, settings=settings) as session:
-        session.wait_attached(SOON)
-        worker = _Worker(session, steps)
-        for _ in range(STEPS):
-            worker.step()
+    with _traced(start, client_settings, tmp_path) as (service, worker, files):
         assert service.stop() == 0
         worker.step()
     assert _service_stages(files[1]) == {trace: WHOLE for trace in worker.answered}

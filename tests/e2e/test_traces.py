@@ -23,7 +23,7 @@ from tests.support.workloads import Shape
 
 WORKER = tuple(span.name for span in WORKER_SPANS)
 SERVICE = tuple(span.name for span in SERVICE_SPANS)
-EVERY_STAGE = {
+STAGES = (
     "dsa.stage",
     "dsa.gate",
     "dsa.logits",
@@ -31,7 +31,8 @@ EVERY_STAGE = {
     "dsa.answer",
     "dsa.handback",
     "dsa.attend",
-}
+)
+"""In the order in which they end."""
 LAYERS = 3
 
 
@@ -51,7 +52,7 @@ def test_a_step_is_one_trace_with_every_stage_of_every_layer(tmp_path: Path) -> 
         assert f"{step.context.trace_id:032x}" == ids[number - 1]
         assert step.status.status_code is StatusCode.UNSET
         counts = Counter(span.name for span in spans)
-        assert counts == {STEP_SPAN: 1} | dict.fromkeys(EVERY_STAGE, LAYERS)
+        assert counts == {STEP_SPAN: 1} | dict.fromkeys(STAGES, LAYERS)
         assert _status_of(spans, "dsa.gate") == {"STEP_STATUS_ANSWERED"}
     assert set(both.stages("worker")) == {STEP_SPAN, *WORKER}
     assert set(both.stages("service")) == set(SERVICE)
@@ -65,18 +66,9 @@ def test_stages_of_a_layer_follow_each_other_over_both_sides(tmp_path: Path) -> 
         if span.name != STEP_SPAN:
             assert span.attributes is not None
             by_layer[span.attributes["dsa.layer"]][span.name] = span
-    order = (
-        "dsa.stage",
-        "dsa.gate",
-        "dsa.logits",
-        "dsa.topk",
-        "dsa.answer",
-        "dsa.handback",
-        "dsa.attend",
-    )
     assert len(by_layer) == LAYERS
     for stages in by_layer.values():
-        ends = [stages[name].end_time for name in order]
+        ends = [stages[name].end_time for name in STAGES]
         assert ends == sorted(ends)
         assert stages["dsa.logits"].start_time == stages["dsa.gate"].end_time
         assert stages["dsa.handback"].start_time >= stages["dsa.answer"].end_time

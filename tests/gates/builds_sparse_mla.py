@@ -59,6 +59,38 @@ def _attend(
     )  # fmt: skip
 
 
+def _spread(cache: str, columns: int) -> list[Build]:
+    """The two kernels of few tokens of more than 32 heads, batch-invariant."""
+    chosen = plan.choose(
+        1, 128, 2048, arch=90, processors=132, fp8=False, aligned=True, splits=None, invariant=True
+    )
+    assert chosen.form == "spread"
+    here = f"{_HERE}.hopper_spread"
+    types = _types(cache) | dict(scores="*fp32")
+    sizes: dict[str, Any] = dict(
+        BLOCK_H=chosen.block_heads, BLOCK_N=chosen.block_tokens, PAGED=False,
+        num_warps=chosen.warps,
+    )  # fmt: skip
+    outputs = dict(COLUMNS=columns, BUFFERS=chosen.buffers, SINGLE=False)
+    without = ("latent", "rope", "scale", "latent_token", "latent_head", "rope_token", "rope_head")
+    also_without = ("out", "lse", "partial", "partial_lse", "per_split", "splits")
+    also_without += ("out_token", "out_head")
+    options = dict(num_warps=chosen.warps)
+    return [
+        Build(
+            f"attend few tokens, scores, {cache}", f"{here}:scores_kernel",
+            {name: kind for name, kind in types.items() if name not in also_without},
+            sizes | dict(ROPE=True), options, (90,), unaligned=("slots",),
+        ),
+        Build(
+            f"attend few tokens, {columns} columns of the output, {cache}",
+            f"{here}:outputs_kernel",
+            {name: kind for name, kind in types.items() if name not in without},
+            sizes | outputs, options, (90,), unaligned=("slots", "lse"),
+        ),
+    ]  # fmt: skip
+
+
 def _merge(
     rows: int, splits: int, invariant: bool, dependent: bool, architectures: tuple[int, ...]
 ) -> Build:
@@ -96,6 +128,7 @@ BUILDS = [
             (32, 512, "*bf16", True), (16, 512, "*u8", True),
         )
     ),
+    *_spread("*bf16", plan.SPREAD_COLUMNS),
     *(
         _merge(rows, splits, invariant, dependent, group)
         for dependent, group in ((False, _OLD + _FP8), (True, (90, *_NEW)))

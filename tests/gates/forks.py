@@ -39,6 +39,8 @@ class Forks:
 
     def _start(self) -> subprocess.Popen[str]:
         variables = {name: value for name, value in os.environ.items() if name != _INTERPRET}
+        # numpy's products are small here, and its threads would wait for each other's cores.
+        variables["OPENBLAS_NUM_THREADS"] = "1"
         return subprocess.Popen(
             [sys.executable, "-m", "tests.gates.forks"], cwd=self._repository, env=variables,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -62,7 +64,8 @@ class Forks:
             print(json.dumps(asked), file=server.stdin, flush=True)
             status = server.stdout.readline().strip()
             if status != "0":
-                raise RuntimeError(f"{module} {arguments}: {status}: {errors.read_text()[-2000:]}")
+                said = errors.read_text() if errors.exists() else ""
+                raise RuntimeError(f"{module} {arguments}: {status}: {said[-2000:]}")
             return [json.loads(line) for line in out.read_text().splitlines()]
         finally:
             self._free.put(server)

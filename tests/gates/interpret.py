@@ -1,9 +1,10 @@
 """Run every `Run` in the interpreter: `python -m tests.gates.interpret [a part of a name]`, or the
 n-th of so many equal shares of them: `... "" n many`.
 
-With `planted`: the sound and faulty runs of `planted_runs`; with `unrepaired`: those whose numbers
-Triton's own interpreter gets wrong, in that interpreter. Prints one JSON line a run: its name, what
-went wrong or null, and the kernels that were launched so far.
+With `planted`: the sound and faulty runs of `planted_runs`; with `planted_gluon`: the Gluon kernels
+with those faults; with `unrepaired`: those whose numbers Triton's own interpreter gets wrong, in
+that interpreter. Prints one JSON line a run: its name, what went wrong or null, and the kernels
+that were launched so far.
 """
 
 import json
@@ -21,10 +22,12 @@ from tests.gates.kernels import Run, runs
 def chosen(part: str) -> Iterable[Run]:
     if part == "unrepaired":
         return import_module("tests.gates.planted_runs").UNREPAIRED
-    for module in ("interpreter", "watch"):  # importing one puts it in place
+    for module in ("interpreter", "watch", "gluon.launch"):  # importing one puts it in place
         import_module(f"tests.gates.{module}")
     if part == "planted":
         return import_module("tests.gates.planted_runs").RUNS
+    if part == "planted_gluon":
+        return import_module("tests.gates.planting").faulty_runs()
     return (run for run in runs() if part in run.name)
 
 

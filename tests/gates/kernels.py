@@ -34,6 +34,7 @@ _RUNS = (
     "tests.gates.runs_told",
     "tests.gates.runs_rescue",
     "tests.gates.runs_sparse_mla",
+    "tests.gates.runs_gluon_attention",
     "tests.gates.runs_k_cache",
     "tests.gates.runs_ragged_logits",
     "tests.gates.runs_paged_logits",
@@ -44,18 +45,6 @@ _RUNS = (
     "tests.gates.runs_peer_faults",
     "tests.gates.runs_recorded",
 )
-
-NOT_INTERPRETED: dict[str, str] = dict.fromkeys(
-    (
-        "attention_worker.kernels.sparse_mla.hopper_fp8:fp8_kernel",
-        "attention_worker.kernels.sparse_mla.hopper_narrow:narrow_kernel",
-        "attention_worker.kernels.sparse_mla.hopper_wide:wide_kernel",
-        "indexer_service.kernels.mqa_logits.paged_hopper:hopper_kernel",
-        "indexer_service.kernels.mqa_logits.ragged_hopper:hopper_kernel",
-    ),
-    "Gluon has no interpreter: compiled here, and compared with the reference on a GPU",
-)
-"""Kernels that no `Run` can reach, and why."""
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,22 @@ def _sum_when_last(
 
 
 @triton.jit
+def adds_one(x, out, N: tl.constexpr, WAIT: tl.constexpr):
+    place = tl.arange(0, N)
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+    tl.store(out + place, tl.load(x + place) + 1)
+
+
+def _add_one_twice(wait: bool = True) -> None:
+    """The second kernel is launched early."""
+    x, once, twice = torch.zeros(16), torch.zeros(16), torch.zeros(16)
+    adds_one[(1,)](x, once, N=16, WAIT=False)
+    adds_one[(1,)](once, twice, N=16, WAIT=wait, launch_pdl=True)
+    assert (twice == 2).all()
+
+
+@triton.jit
 def multiplies(x, y, out, N: tl.constexpr):
     place = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
     tl.store(out + place, tl.dot(tl.load(x + place), tl.load(y + place)))
@@ -145,6 +161,7 @@ SOUND: dict[str, Callable[[], None]] = NUMBERS | {
     "copy": _copy,
     "own part after a barrier": partial(_pass_on, to=0),
     "last program sums": _sum_when_last,
+    "early launch": _add_one_twice,
     "last program sums, system scope": partial(_sum_when_last, scope="sys"),
 }
 
@@ -160,6 +177,7 @@ FAULTY: dict[str, Callable[[], None]] = {
     "acquire without release": partial(_sum_when_last, sem="acquire"),
     "counter of one program's scope": partial(_sum_when_last, scope="cta"),
     "counter of each program": partial(_sum_when_last, other=True),
+    "early launch without a wait": partial(_add_one_twice, wait=False),
     "fma of bf16": _bf16_fma,
     "integers to bf16": partial(_convert, torch.arange(4), torch.bfloat16),
     "wrong answer": partial(_bf16_dot, lambda out: out * 1.01),

@@ -28,20 +28,34 @@ def same(ours: Tensor, expected: Tensor) -> None:
     assert relative <= TOLERANCE, f"relative error {relative:.2e}"
 
 
-def scored(case: inputs.Paged, context: int, programs: int = 3) -> tuple[Tensor, Tensor]:
+_KERNELS = {
+    "portable": partial(Configuration, "portable", 64, 4, 2),
+    "hopper": partial(Configuration, "hopper", 64, 4, 3),
+}
+"""As few keys a tile as may be; the number of programs is left open."""
+
+
+def scored(
+    case: inputs.Paged, context: int, programs: int = 3, kernel: str = "portable"
+) -> tuple[Tensor, Tensor]:
     """Our scores and the reference's, each within larger rows that nothing else may touch."""
     rows = len(case.weights)
     larger = torch.full((rows, context + 9), POISON)
     ours, expected = larger[:, 4 : 4 + context], torch.empty((rows, context))
-    chosen = Configuration("portable", 64, 4, 2, programs)
-    paged_launch.paged(*case.tensors, ours, configuration=chosen)
+    paged_launch.paged(*case.tensors, ours, configuration=_KERNELS[kernel](programs))
     reference.paged(*case.tensors, expected)
     assert (larger[:, :4] == POISON).all()
     assert (larger[:, 4 + context :] == POISON).all()
     return ours, expected
 
 
-def packed_rows(case: inputs.Paged, context: int, scores: int, limit: int | None = None) -> Tensor:
+def packed_rows(
+    case: inputs.Paged,
+    context: int,
+    scores: int,
+    limit: int | None = None,
+    kernel: str | None = None,
+) -> Tensor:
     """Scores of all windows as dense rows, -inf past each row's end; checks the layout."""
     batch, next_n = case.q.shape[:2]
     rows = batch * next_n
@@ -49,12 +63,15 @@ def packed_rows(case: inputs.Paged, context: int, scores: int, limit: int | None
     result = torch.full((rows, context), -torch.inf)
     ends = row_lengths(case.seq_lens, next_n).flatten().clamp(0, limit)
     held = torch.zeros(rows, dtype=torch.int32)
+    chosen = None if kernel is None else _KERNELS[kernel](3)
     for window in range(windows(batch, next_n, limit, scores)):
         packed = PackedScores(
             torch.full((scores,), POISON), torch.full((rows,), -7),
             torch.full((rows,), -7, dtype=torch.int32), torch.full((rows,), -7, dtype=torch.int32),
         )  # fmt: skip
-        paged_launch.paged_packed(*case.tensors, packed, limit=limit, window=window)
+        paged_launch.paged_packed(
+            *case.tensors, packed, limit=limit, window=window, configuration=chosen
+        )
         assert torch.equal(packed.row_end, ends.to(torch.int32))
         assert (packed.arrived == 0).all()
         places = set()
@@ -74,21 +91,24 @@ def packed_rows(case: inputs.Paged, context: int, scores: int, limit: int | None
 def _dense(
     *, arch: str, next_n: int = 1, heads: int = 16, page: int = 64, dim: int = 128,
     lengths: tuple[int, ...] = (100, 37, 0, -3, 130),
-    change: Callable[[inputs.Paged], None] = lambda case: None,
+    change: Callable[[inputs.Paged], None] = lambda case: None, kernel: str = "portable",
 ) -> None:  # fmt: skip
     os.environ["DSA_INDEXER_FORCE_ARCH"] = arch
     case = inputs.paged(list(lengths), next_n=next_n, heads=heads, dim=dim, page=page)
     change(case)
-    same(*scored(case, 140))
+    same(*scored(case, 140, kernel=kernel))
 
 
-def _packed(*, arch: str, scores: int, next_n: int = 2, limit: int = 300, batch: int = 5) -> None:
+def _packed(
+    *, arch: str, scores: int, next_n: int = 2, limit: int = 300, batch: int = 5,
+    kernel: str | None = None,
+) -> None:  # fmt: skip
     os.environ["DSA_INDEXER_FORCE_ARCH"] = arch
     lengths = [300, 0, 65, 1, 129, 0, 0][:batch]
     case = inputs.paged(lengths, next_n=next_n, heads=16, dim=128, page=64)
     expected = torch.full((batch * next_n, 300), -torch.inf)
     reference.paged(*case.tensors, expected[:, :limit])
-    same(packed_rows(case, 300, scores, limit), expected)
+    same(packed_rows(case, 300, scores, limit, kernel), expected)
 
 
 def _disabled() -> None:
@@ -106,11 +126,13 @@ def _disabled() -> None:
     assert packed.row_at.tolist() == [0, padded(64)]
 
 
-def _many_requests() -> None:
+def _many_requests(dim: int = 64, kernel: str = "portable", packed: bool = True) -> None:
     """More lengths than a program reads together; the walk crosses many requests."""
     lengths = [(7 * i) % 71 if i % 12 == 7 else -i for i in range(150)]
-    case = inputs.paged(lengths, heads=16, dim=64, page=64)
-    same(*scored(case, 70, programs=2))
+    case = inputs.paged(lengths, heads=16, dim=dim, page=64)
+    same(*scored(case, 70, programs=2, kernel=kernel))
+    if not packed:
+        return
     dense = torch.empty((150, 70))
     reference.paged(*case.tensors, dense)
     same(packed_rows(case, 70, 100 * padded(70)), dense)
@@ -179,5 +201,28 @@ _CASES: dict[str, Callable[[], None]] = {
     "packed, disabled": _disabled,
     "150 requests": _many_requests,
 }  # fmt: skip
+
+
+def _long_request() -> None:
+    """One program, whose ring of tiles turns several times."""
+    os.environ["DSA_INDEXER_FORCE_ARCH"] = "90"
+    case = inputs.paged([600, 5], heads=16, dim=128, page=64)
+    same(*scored(case, 600, programs=1, kernel="hopper"))
+
+
+_hopper_dense = partial(_dense, arch="90", kernel="hopper")
+_hopper_packed = partial(_packed, arch="90", kernel="hopper")
+_CASES |= {
+    "in Gluon": _hopper_dense,
+    "in Gluon, 64 heads, 2 rows": partial(_hopper_dense, heads=64, next_n=2),
+    "in Gluon, 20 heads, 4 rows, page 32": partial(_hopper_dense, heads=20, next_n=4, page=32),
+    "in Gluon, every code": partial(_hopper_dense, page=128, change=_every_code),
+    "in Gluon, pages outside the cache": partial(_hopper_dense, change=_outside),
+    "in Gluon, lengths by row": partial(_hopper_dense, next_n=2, change=_lengths_by_row),
+    "in Gluon, packed, several windows": partial(_hopper_packed, scores=1700, batch=7),
+    "in Gluon, packed, one request": partial(_hopper_packed, scores=1000, batch=1),
+    "in Gluon, a long request": _long_request,
+    "in Gluon, 150 requests": partial(_many_requests, 128, "hopper", packed=False),
+}
 
 RUNS = [Run(f"paged logits, {name}", check) for name, check in _CASES.items()]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from indexer_service.kernels import mqa_logits
 from indexer_service.kernels.mqa_logits import ragged_launch as launching
+from indexer_service.kernels.mqa_logits import ragged_plan as planning
 from tests.gates.kernels import Run
 from tests.kernels.inputs import Ragged, ragged
 
@@ -104,6 +105,18 @@ def _turns() -> None:
     _same(out, _expected(case))
 
 
+def _overlapping() -> None:
+    """The tiles of many keys, whose parts' products overlap: a tile and a half, and
+    rows enough that the ring of queries turns."""
+    bounds = [(0, 600), (500, 600), (0, 3), (10, 590), (550, 550)] * 2
+    case = ragged(bounds, 600, heads=64, dim=128)
+    os.environ["DSA_INDEXER_FORCE_ARCH"] = "90"
+    (chosen,) = (one for one in planning.configurations(90) if one.overlap)
+    out = torch.full((len(bounds), 600), 77.0)
+    launching.ragged(*case.tensors, out, configuration=chosen)
+    _same(out, _expected(case))
+
+
 def _nothing() -> None:
     case = _case(16, 32, [])
     assert _score(case, "89").shape == (0, 150)
@@ -125,9 +138,11 @@ _CASES: dict[str, Callable[[str], None]] = {
 RUNS = [
     *(
         Run(f"ragged logits sm{arch} {name}", partial(check, arch))
-        for arch in ("80", "89")
+        for arch in ("80", "89", "90")
         for name, check in _CASES.items()
+        if (arch, name) != ("90", "140 heads")  # which no kernel in Gluon serves
     ),
+    Run("ragged logits sm90 overlapping", _overlapping),
     Run("ragged logits in turns", _turns),
     Run("ragged logits of nothing", _nothing),
 ]

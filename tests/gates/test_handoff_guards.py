@@ -19,6 +19,7 @@ GUARDS = [
     ("tell.py", "is_ours = look(line(staging, DETACHED), PTX) == 0", "is_ours = step > -1",
      "tell nobody"),
     ("tell.py", "(look(line(staging, PUBLISHED), PTX) == step)", "(step > -1)", "tell nobody"),
+    ("tell.py", "    if is_ours:\n        for", "    if step > -1:\n        for", "give up"),
     ("flag.py", "if look(line(tl.load(state + ANSWERS), GIVEN_UP), PTX) >= step:", "if step < 0:",
      "flag of a step that was given up"),
     ("gate.py", "if look(at, PTX) == step:", "if look(at, PTX) != 0:", "PUBLISHED ends: LATE"),

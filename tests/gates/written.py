@@ -9,40 +9,31 @@ SUFFIX = "_kernel"
 """Of the name of every function that is launched; device functions have other names."""
 
 
-def kernels(tree: Path) -> dict[str, str]:
-    """module:function of every kernel under `tree`, and "triton" or "gluon"."""
-    found = {}
+def kernels(tree: Path) -> set[str]:
+    """module:function of every kernel under `tree`, in Triton or Gluon."""
+    found = set()
     for package in PACKAGES:
         for path in sorted((tree / package).rglob("*.py")):
             module = ".".join(path.relative_to(tree).with_suffix("").parts)
-            for name, language in _jitted(ast.parse(path.read_text())):
+            for name in _jitted(ast.parse(path.read_text())):
                 if name.endswith(SUFFIX):
-                    found[f"{module}:{name}"] = language
+                    found.add(f"{module}:{name}")
     return found
 
 
-def _jitted(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _jitted(tree: ast.Module) -> Iterator[str]:
     """Functions under `@triton.jit` or `@gluon.jit`, called or not."""
     for node in ast.walk(tree):
         for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
             called = decorator.func if isinstance(decorator, ast.Call) else decorator
             match called:
-                case ast.Attribute(value=ast.Name(id=("triton" | "gluon") as language), attr="jit"):
-                    yield node.name, language
+                case ast.Attribute(value=ast.Name(id="triton" | "gluon"), attr="jit"):
+                    yield node.name
 
 
-def without_a_gate(
-    written: dict[str, str], built: set[str], interpreted: set[str], excused: dict[str, str]
-) -> list[str]:
+def without_a_gate(written: set[str], built: set[str], interpreted: set[str]) -> list[str]:
     """What is wrong with the lists of gates: one line a kernel."""
-    wrong = []
-    for kernel, language in written.items():
-        if kernel not in built:
-            wrong.append(f"{kernel} is never compiled: give it a Build")
-        if kernel in excused and language != "gluon":
-            wrong.append(f"{kernel} is in NOT_INTERPRETED, and could be interpreted")
-        if kernel not in interpreted and kernel not in excused:
-            wrong.append(f"{kernel} is never interpreted: give it a Run")
-    listed = built | excused.keys()
-    wrong += [f"{kernel} is not in the source" for kernel in sorted(listed - written.keys())]
-    return wrong
+    wrong = [f"{kernel} is never compiled: give it a Build" for kernel in written - built]
+    wrong += [f"{kernel} is never interpreted: give it a Run" for kernel in written - interpreted]
+    wrong += [f"{kernel} is not in the source" for kernel in built - written]
+    return sorted(wrong)

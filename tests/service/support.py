@@ -1,13 +1,11 @@
 """What the tests of the service share: a service in this process, and a worker for it."""
 
-import asyncio
 import os
-import threading
 import uuid
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import pytest
@@ -15,7 +13,7 @@ import torch
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer.v1 import indexer_pb2_grpc as rpc
-from indexer_service.server import Service
+from dsa_indexer_cli.racelab.service import LabService
 from indexer_service.settings import Settings
 from ipc_handoff.addresses import socket_path
 from ipc_handoff.banks import BANK_REGIONS, HostBank, k_cache_region
@@ -32,8 +30,6 @@ from ipc_handoff.wire import geometry_message, host_region, layout_message
 from tests.support.descriptors import copies_of
 from tests.support.waiting import SOON
 
-T = TypeVar("T")
-
 GEOMETRY = HandoffGeometry(
     layers=(3, 7),
     heads=16,
@@ -49,39 +45,18 @@ K_CACHE_TOKEN = 40
 _PAGE_WIDTH = 132
 
 
-class LocalService:
-    """A service on an event loop of its own, in a thread of this process."""
+class LocalService(LabService):
+    """The race lab's service in this process, and connections to it."""
 
     def __init__(self, settings: Settings, **parts: Any) -> None:
-        self.settings = settings
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self.service = self._call(self._make(parts))
+        super().__init__(settings, **parts)
         self._channels: list[grpc.Channel] = []
         self._own_stub: rpc.IndexerServiceStub | None = None
-
-    async def _make(self, parts: dict[str, Any]) -> Service:
-        return Service(self.settings, **parts)
-
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(4 * SOON)
-
-    def start(self) -> "LocalService":
-        self._call(self.service.start())
-        return self
 
     def stop(self) -> None:
         for channel in self._channels:
             channel.close()
-        self._call(self.service.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    @property
-    def address(self) -> str:
-        return self.service.address
+        super().stop()
 
     @property
     def directory(self) -> Path:

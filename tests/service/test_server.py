@@ -26,7 +26,8 @@ from indexer_service import server
 from indexer_service.engine import EngineSettings, LayerInputs
 from indexer_service.engines.cpu import CpuEngine
 from indexer_service.errors import StartError
-from indexer_service.server import SERVICE_NAME, Service, serve
+from indexer_service.server import SERVICE_NAME, Service
+from indexer_service.serving import serve
 from indexer_service.settings import Settings
 from indexer_service.socket_directory import SocketDirectory
 from indexer_service.status import StatusReporter

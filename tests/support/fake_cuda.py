@@ -140,10 +140,6 @@ class Process:
     def cuCtxPopCurrent(self) -> tuple[CUresult, int]:
         return OK, self.contexts.pop()
 
-    def cuCtxSetCurrent(self, context: int) -> tuple[CUresult]:
-        self.contexts[-1:] = [context]
-        return (OK,)
-
     def cuCtxEnablePeerAccess(self, peer: int, flags: int) -> tuple[CUresult]:
         if not self._reaches(self.visible[self.contexts[-1]], self.visible[peer]):
             return (CUresult.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,)

@@ -143,20 +143,22 @@ class Pair:
         """As a worker that pauses in a step for longer than the gates wait."""
         attachment, step = self.session._attachment, self.session._steps
         assert attachment is not None
+
+        def is_given_up() -> bool:
+            attachment.wake_service.ring()  # it sleeps by another clock
+            return attachment.bells.is_cancelled(step)
+
         with self.hurried_gates():
-            assert eventually(lambda: attachment.bells.is_cancelled(step))
+            assert eventually(is_given_up)
 
     @contextmanager
     def hurried_gates(self) -> Iterator[None]:
-        """The service's gates end at once: their clock, and no other, runs a million times as fast.
-
-        One that waits already looks at it now.
+        """The service's gates end when they next look at their clock, which runs a million times as
+        fast; no other does.
         """
-        attachment, began = self.session._attachment, time.monotonic()
-        assert attachment is not None
+        began = time.monotonic()
         fast = SimpleNamespace(monotonic=lambda: began + 1e6 * (time.monotonic() - began))
         with patch.object(step_executor, "time", fast):
-            attachment.wake_service.ring()
             yield
 
     @property

@@ -20,14 +20,14 @@ import torch
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client import ClientSettings, IndexerError
 from indexer_client.control_plane import ControlPlane
-from indexer_service import server
+from indexer_service import serving
 from indexer_service.settings import Settings
 from ipc_handoff.addresses import UNIX
 from tests.support.waiting import SOON
 
 _fork = get_context("forkserver")
 _fork.set_forkserver_preload(
-    ["torch", "indexer_service.server", "indexer_client", "indexer_service.engines.cpu"]
+    ["torch", "indexer_service.serving", "indexer_client", "indexer_service.engines.cpu"]
 )
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -115,7 +115,7 @@ def _serve(settings: dict[str, Any], collects_garbage: bool, prepare: Callable[[
     if not collects_garbage:
         gc.disable()
     logging.basicConfig(level=logging.ERROR)
-    server.run(Settings(**settings))
+    serving.run(Settings(**settings))
 
 
 class ServiceProcess(Process):

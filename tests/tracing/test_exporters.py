@@ -1,7 +1,7 @@
 """Where spans go: what the settings and the standard `OTEL_*` variables choose."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 
@@ -9,9 +9,12 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_rpc
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from indexer_service.errors import StartError
-from indexer_service.server import run
+from indexer_service.serving import run
 from indexer_service.settings import Settings
 from ipc_handoff.telemetry.tracing import TraceSettings, Tracing, start
 
@@ -48,19 +51,18 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
-@pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OTEL_SERVICE_NAME", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def step_of(tracing: Tracing | None) -> str:
     """Trace one step and export it; its trace id."""
     assert tracing is not None
+    trace_id = exported_step(tracing)
+    tracing.close()
+    return trace_id
+
+
+def exported_step(tracing: Tracing) -> str:
     trace = tracing.begin_step({"dsa.step": 1})
     trace.end()
     trace.export()
-    tracing.close()
     return trace.trace_id
 
 
@@ -130,6 +132,26 @@ def test_the_ratio_samples_unless_a_variable_names_a_sampler(
     assert tracing is not None
     assert tracing.begin_step({}).is_kept is sampled
     tracing.close()
+
+
+@pytest.mark.parametrize("how", ["says so", "raises"])
+def test_a_flush_says_whether_spans_have_arrived(how: str) -> None:
+    class Collector(InMemorySpanExporter):
+        is_there = True
+
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            if not self.is_there and how == "raises":
+                raise OSError("no space left")
+            return super().export(spans) if self.is_there else SpanExportResult.FAILURE
+
+    tracing = Tracing(TraceSettings("x"), [collector := Collector()])
+    told = []
+    for collector.is_there in (True, False, True):
+        exported_step(tracing)
+        told.append(tracing.flush())
+    tracing.close()
+    assert told == [True, False, True]
+    assert len(collector.get_finished_spans()) == 2
 
 
 @pytest.mark.parametrize(

@@ -54,18 +54,27 @@ def read_slots(row_of_slots, at, end):
 
 
 @gluon.jit
-def gather(
-    cache, slot, last_slot, page, block_stride, token_stride, latent, rope, bias,
-    LAYOUT: gl.constexpr, PAGED: gl.constexpr, ROPE: gl.constexpr,
+def token_of(
+    cache, slot, last_slot, page, block_stride: gl.int64, token_stride: gl.int64,
+    PAGED: gl.constexpr,
 ):  # fmt: skip
-    """Start copying the slots' tokens to shared memory; zeros and a MASKED bias where invalid."""
+    """Where the slots' tokens begin [slots, 1], and which slots are valid [slots]."""
     valid = (slot >= 0) & (slot <= last_slot)
     if PAGED:
         offset = (slot // page).to(gl.int64) * block_stride
         offset += (slot % page).to(gl.int64) * token_stride
     else:
         offset = slot.to(gl.int64) * token_stride
-    row = (cache + gl.multiple_of(offset, 8))[:, None]
+    return (cache + gl.multiple_of(offset, 8))[:, None], valid
+
+
+@gluon.jit
+def gather(
+    cache, slot, last_slot, page, block_stride, token_stride, latent, rope, bias,
+    LAYOUT: gl.constexpr, PAGED: gl.constexpr, ROPE: gl.constexpr,
+):  # fmt: skip
+    """Start copying the slots' tokens to shared memory; zeros and a MASKED bias where invalid."""
+    row, valid = token_of(cache, slot, last_slot, page, block_stride, token_stride, PAGED)
     bias.store(gl.where(valid, 0.0, MASKED))
     if ROPE:
         column = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))[None, :]

@@ -56,36 +56,98 @@ def _gather_all(
     async_copy.wait_group(0)
 
 
+@gluon.constexpr_function
+def scores_layout(block_tokens):
+    """[heads, block_tokens]: the warpgroups share the tokens."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 2], [16, block_tokens // 2, 16])
+
+
+@gluon.constexpr_function
+def output_layout(columns):
+    """[heads, columns]: the warpgroups share the columns."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 2], [16, columns // 2, 16])
+
+
 @gluon.jit
-def _start_scores(i, q, q_rope, keys, rope_keys, full, nothing, ROPE: gl.constexpr):
-    """Wait until block i is there, and queue its scores."""
-    buffer = i % 2
-    mbarrier.wait(full.index(buffer), (i // 2) & 1)
-    fence_async_shared()
-    scores = warpgroup_mma(
-        q, keys.index(buffer).permute((1, 0)), nothing, use_acc=False, is_async=True
-    )
+def start_products(q, q_rope, keys, rope_keys, nothing, ROPE: gl.constexpr):
+    """Queue a block's products with the queries."""
+    products = warpgroup_mma(q, keys.permute((1, 0)), nothing, use_acc=False, is_async=True)
     if ROPE:
-        scores = warpgroup_mma(
-            q_rope, rope_keys.index(buffer).permute((1, 0)), scores, is_async=True
-        )
-    return scores
+        products = warpgroup_mma(q_rope, rope_keys.permute((1, 0)), products, is_async=True)
+    return products
 
 
 @gluon.jit
-def _start_output(i, scores, top, totals, acc, scale, keys, biases, shared_weights):
-    """Softmax of block i's scores, and queue their output."""
-    bias = biases.index(i % 2).load(gl.SliceLayout(0, scores.type.layout))
-    scores = scores * scale + bias[None, :]
+def biased(products, scale, biases):
+    """Scores: products times scale, MASKED where the bias is."""
+    bias = biases.load(gl.SliceLayout(0, products.type.layout))
+    return gl.fma(products, scale, bias[None, :])
+
+
+@gluon.jit
+def softmax(scores, top, totals):
+    """A block's weights; running maximum, sums by place in the block, and what rescales before.
+
+    Every rounding is written out: whoever computes a row gives it the same bits.
+    """
     new_top = gl.maximum(top, gl.max(scores, 1))
     weights = gl.exp2(scores - new_top[:, None])
     rescale = gl.exp2(top - new_top)
+    return new_top, gl.fma(totals, rescale[:, None], weights), weights, rescale
+
+
+@gluon.jit
+def start_output(weights, rescale, acc, keys, shared_weights):
+    """Queue a block's output; what came before is rescaled."""
     shared_weights.store(weights.to(shared_weights.dtype))
     acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, acc.type.layout))[:, None]
     fence_async_shared()
     gl.thread_barrier()
-    acc = warpgroup_mma(shared_weights, keys.index(i % 2), acc, is_async=True)
-    return new_top, totals * rescale[:, None] + weights, acc
+    return warpgroup_mma(shared_weights, keys, acc, is_async=True)
+
+
+@gluon.jit
+def store(
+    acc, top, totals, out, lse, partial, partial_lse, heads, splits, token, split, head_block,
+    out_token, out_head, first_column, BLOCK_H: gl.constexpr, COLUMNS: gl.constexpr,
+    SINGLE: gl.constexpr,
+):  # fmt: skip
+    """A split's output in COLUMNS of the 512, and with the first of them the logarithms."""
+    SCORES: gl.constexpr = totals.type.layout
+    OUTPUT: gl.constexpr = acc.type.layout
+    factor, log_sum = softmax_ends(top, gl.sum(totals, 1))
+    acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
+    head = head_block * BLOCK_H + gl.arange(0, BLOCK_H, gl.SliceLayout(1, OUTPUT))
+    column = first_column + gl.arange(0, COLUMNS, gl.SliceLayout(0, OUTPUT))[None, :]
+    lse_head = head_block * BLOCK_H + gl.arange(0, BLOCK_H, gl.SliceLayout(1, SCORES))
+    told = (lse_head < heads) & (first_column == 0)
+    if SINGLE:
+        to = out + token * out_token + (head.to(gl.int64) * out_head)[:, None] + column
+        gl.store(to, acc.to(out.dtype.element_ty), mask=(head < heads)[:, None])
+        gl.store(lse + token * heads + lse_head, log_sum * LN2, mask=told)
+    else:
+        at = (token * splits + split) * heads
+        to = partial + ((at + head) * 512)[:, None] + column
+        gl.store(to, acc.to(partial.dtype.element_ty), mask=(head < heads)[:, None])
+        gl.store(partial_lse + at + lse_head, log_sum, mask=told)
+
+
+@gluon.jit
+def _start_scores(i, q, q_rope, keys, rope_keys, full, nothing, ROPE: gl.constexpr):
+    """Wait until block i is there, and queue its products."""
+    buffer = i % 2
+    mbarrier.wait(full.index(buffer), (i // 2) & 1)
+    fence_async_shared()
+    return start_products(q, q_rope, keys.index(buffer), rope_keys.index(buffer), nothing, ROPE)
+
+
+@gluon.jit
+def _start_output(i, products, top, totals, acc, scale, keys, biases, shared_weights):
+    """Softmax of block i's scores, and queue their output."""
+    scores = biased(products, scale, biases.index(i % 2))
+    top, totals, weights, rescale = softmax(scores, top, totals)
+    acc = start_output(weights, rescale, acc, keys.index(i % 2), shared_weights)
+    return top, totals, acc
 
 
 @gluon.jit
@@ -98,8 +160,7 @@ def _attend(
     DTYPE: gl.constexpr = keys.dtype
     LOAD: gl.constexpr = hopper.gather_layout(8)
     TILE: gl.constexpr = hopper.tile_layout()
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BLOCK_N // 2, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 256, 16])
+    SCORES: gl.constexpr = scores_layout(BLOCK_N)
     q = gl.allocate_shared_memory(DTYPE, [BLOCK_H, 512], TILE)
     load_query(latent, token, head_block, heads, latent_token, latent_head, q, BLOCK_H, 512, LOAD)
     q_rope = gl.allocate_shared_memory(DTYPE, [BLOCK_H, 64], TILE)
@@ -114,7 +175,7 @@ def _attend(
     for split in range(first, last):
         top = gl.full([BLOCK_H], MASKED, gl.float32, gl.SliceLayout(1, SCORES))
         totals = gl.zeros([BLOCK_H, BLOCK_N], gl.float32, SCORES)
-        acc = gl.zeros([BLOCK_H, 512], gl.float32, OUTPUT)
+        acc = gl.zeros([BLOCK_H, 512], gl.float32, output_layout(512))
         scores = _start_scores(i, q, q_rope, keys, rope_keys, full, nothing, ROPE)
         for _ in range(gl.cdiv(gl.minimum(per_split, k - split * per_split), BLOCK_N) - 1):
             scores = warpgroup_mma_wait(0, deps=[scores])
@@ -135,20 +196,10 @@ def _attend(
         mbarrier.arrive(free.index(i % 2), count=1)
         i += 1
 
-        factor, log_sum = softmax_ends(top, gl.sum(totals, 1))
-        acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, OUTPUT))[:, None]
-        head = head_block * BLOCK_H + gl.arange(0, BLOCK_H, gl.SliceLayout(1, OUTPUT))
-        column = gl.arange(0, 512, gl.SliceLayout(0, OUTPUT))[None, :]
-        lse_head = head_block * BLOCK_H + gl.arange(0, BLOCK_H, gl.SliceLayout(1, SCORES))
-        if SINGLE:
-            to = out + token * out_token + (head.to(gl.int64) * out_head)[:, None] + column
-            gl.store(to, acc.to(out.dtype.element_ty), mask=(head < heads)[:, None])
-            gl.store(lse + token * heads + lse_head, log_sum * LN2, mask=lse_head < heads)
-        else:
-            at = (token * splits + split) * heads
-            to = partial + ((at + head) * 512)[:, None] + column
-            gl.store(to, acc.to(partial.dtype.element_ty), mask=(head < heads)[:, None])
-            gl.store(partial_lse + at + lse_head, log_sum, mask=lse_head < heads)
+        store(
+            acc, top, totals, out, lse, partial, partial_lse, heads, splits, token, split,
+            head_block, out_token, out_head, 0, BLOCK_H, 512, SINGLE,
+        )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=("slots", "lse"))

@@ -75,20 +75,26 @@ def _launch(
     blocks, page, _ = kv_cache.shape
     block_stride, token_stride, _ = kv_cache.stride()
     dependent = arch >= HOPPER
-    kernel, constants = _kernel(plan, arch, kv_cache, rope is not None)
+    has_rope = rope is not None
     if rope is None:
         rope = latent
-    grid = (tokens * -(-plan.splits // plan.per_program) * head_blocks,)
-    kernel[grid](
-        latent, rope, kv_cache, slots, out, lse, partial, partial_lse, scale * _LOG2_E,
-        heads, slots.shape[1], plan.per_split, plan.splits,
-        min(blocks * page - 1, _LAST_INT32), page, block_stride, token_stride,
-        latent.stride(0), latent.stride(1), rope.stride(0), rope.stride(1), slots.stride(0),
-        out.stride(0), out.stride(1),
-        BLOCK_H=plan.block_heads, BLOCK_N=plan.block_tokens,
-        PAGED=block_stride != page * token_stride and blocks > 1,
-        SINGLE=single, PDL=dependent, num_warps=plan.warps, **constants,
+    arguments: dict[str, Any] = dict(
+        latent=latent, rope=rope, cache=kv_cache, slots=slots, out=out, lse=lse, partial=partial,
+        partial_lse=partial_lse, scale=scale * _LOG2_E, heads=heads, k=slots.shape[1],
+        per_split=plan.per_split, splits=plan.splits,
+        last_slot=min(blocks * page - 1, _LAST_INT32), page=page, block_stride=block_stride,
+        token_stride=token_stride, latent_token=latent.stride(0), latent_head=latent.stride(1),
+        rope_token=rope.stride(0), rope_head=rope.stride(1), slots_token=slots.stride(0),
+        out_token=out.stride(0), out_head=out.stride(1), BLOCK_H=plan.block_heads,
+        BLOCK_N=plan.block_tokens, PAGED=block_stride != page * token_stride and blocks > 1,
+        SINGLE=single, num_warps=plan.warps,
     )  # fmt: skip
+    if plan.form == "spread":
+        _spread(plan, tokens * head_blocks, arguments | {"ROPE": has_rope})
+    else:
+        kernel, constants = _kernel(plan, arch, kv_cache, has_rope)
+        grid = (tokens * -(-plan.splits // plan.per_program) * head_blocks,)
+        kernel[grid](**arguments, PDL=dependent, **constants)
     merged = planning.merge_kind(tokens * heads, plan.splits)
     if merged is not None and not plan.fold:
         room, columns, warps = merged
@@ -98,6 +104,27 @@ def _launch(
             num_warps=warps, maxnreg=planning.merge_registers(room),
             **({"launch_pdl": True} if dependent else {}),
         )  # fmt: skip
+
+
+def _spread(plan: Plan, rows: int, arguments: dict[str, Any]) -> None:
+    """The two kernels of this form; rows: tokens times blocks of heads."""
+    from attention_worker.kernels.sparse_mla.hopper_spread import outputs_kernel, scores_kernel
+
+    tiles = rows * -(-arguments["k"] // plan.block_tokens)
+    arguments |= dict(
+        scores=torch.empty(
+            (tiles, plan.block_heads, plan.block_tokens), device=arguments["out"].device
+        ),
+        COLUMNS=planning.SPREAD_COLUMNS, BUFFERS=plan.buffers,
+    )  # fmt: skip
+    scores_kernel[(tiles,)](**_of(scores_kernel, arguments))
+    grid = (rows * plan.splits * LATENT // planning.SPREAD_COLUMNS,)
+    outputs_kernel[grid](**_of(outputs_kernel, arguments), launch_pdl=True)
+
+
+def _of(kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that a kernel has."""
+    return {name: arguments[name] for name in kernel.arg_names}
 
 
 def _kernel(plan: Plan, arch: int, kv_cache: Tensor, rope: bool) -> tuple[Any, dict[str, int]]:

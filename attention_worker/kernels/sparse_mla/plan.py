@@ -10,12 +10,21 @@ from typing import Literal
 
 from indexer_service.kernels.architecture import HOPPER
 
-Form = Literal["portable", "narrow", "wide", "fp8"]
+Form = Literal["portable", "narrow", "wide", "spread", "fp8"]
+"""`wide` and `spread` give the same bits."""
 
 INVARIANT = "VLLM_BATCH_INVARIANT"
 
 _INVARIANT_SPLITS = {16: 16, 32: 8, 64: 4}
 """By block of heads. Fixed numbers of splits: enough for few tokens, not too many for hundreds."""
+
+SPREAD_COLUMNS = 64
+"""Columns of the output that a program of the form `spread` has."""
+
+SPREAD_TILES = 2
+"""The most blocks of scores a multiprocessor, above which `wide` has programs enough."""
+
+_SPREAD_BUFFERS = 8
 
 LONGEST_SPLITS = 64
 WORKSPACE_BYTES = 256 << 20
@@ -82,10 +91,14 @@ def choose(
     if invariant and form != "portable":
         # Splits are fixed, so that they give the same bits; how many programs share them is not.
         per_program = -(-splits // min(splits, together))
+        if form == "wide" and programs * -(-k // block_tokens) <= SPREAD_TILES * processors:
+            form, per_program = "spread", 1
     fold = 1 < splits == per_program and (form == "narrow" or (form == "fp8" and block_heads == 16))
     buffers = 1 if (form == "fp8" and fold) or (form == "narrow" and pairs) else 2
     if form == "portable":
         buffers = 3
+    elif form == "spread":
+        buffers = min(_SPREAD_BUFFERS, per_split // block_tokens)
     return Plan(
         form, block_heads, block_tokens, buffers, warps, splits, per_split, per_program, fold,
         invariant,

@@ -213,7 +213,7 @@ def bench(
             observers.insert(0, StepTelemetry(tracing))
         running = LabService(
             settings, engine=engine, observer=StepObservers(*observers), findings=service
-        )
+        ).start()
         stack.callback(running.stop)
         client = ClientSettings(
             address=running.address,

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
-from indexer_service import server
+from indexer_service import serving
 from indexer_service.kernels import warm_up
 from indexer_service.settings import load
 from ipc_handoff.kernels.gate import gate
@@ -36,7 +36,7 @@ def main(address: str, gate_seconds: str, detectors: str, is_open: str) -> None:
         stack.enter_context(nothing)
         if is_open == "1":
             stack.enter_context(mock.patch(_GATE, open_gate))
-        server.run(
+        serving.run(
             load(
                 {
                     "address": address,

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -15,7 +15,7 @@ from indexer_service.settings import Settings
 from ipc_handoff.findings import Finding
 
 _WORKSPACE = 1 << 22
-_START_SECONDS = 30.0
+_CALL_SECONDS = 120.0
 
 
 class Collected:
@@ -67,25 +67,28 @@ class LabService:
     """A service on an event loop of its own, in a thread of this process."""
 
     def __init__(self, settings: Settings, **parts: Any) -> None:
+        self.settings = settings
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._service = self._call(_make(settings, parts))
-        self._call(self._service.start())
+        self.service: Service = self._call(_make(settings, parts))
+
+    def start(self) -> Self:
+        self._call(self.service.start())
+        return self
 
     @property
     def address(self) -> str:
-        address: str = self._service.address
-        return address
+        return self.service.address
 
     def stop(self) -> None:
-        self._call(self._service.stop())
+        self._call(self.service.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_SECONDS)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_SECONDS)
 
 
 async def _make(settings: Settings, parts: dict[str, Any]) -> Service:
