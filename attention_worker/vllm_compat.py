@@ -20,6 +20,9 @@ ALLOW_UNTESTED = "DSA_INDEXER_ALLOW_UNTESTED"
 
 _FIRST_NATIVE_FP8 = 89
 
+_FP8 = ("fp8", "fp8_e4m3")
+"""What users call a cache whose values are e4m3."""
+
 
 class Evidence(StrEnum):
     """What is known about a version of vLLM."""
@@ -136,7 +139,7 @@ def accept_fp8_for_backend() -> None:
     def extend(canonical: Callable[..., str]) -> Callable[..., str]:
         @wraps(canonical)
         def extended(attn_backend: Any, kv_cache_dtype: str) -> str:
-            if attn_backend.get_name() == BACKEND and kv_cache_dtype.startswith("fp8"):
+            if attn_backend.get_name() == BACKEND and kv_cache_dtype in _FP8:
                 return "fp8_ds_mla"
             return canonical(attn_backend, kv_cache_dtype)
 
@@ -246,6 +249,20 @@ def lengths_on_cpu(common: Any) -> Any | None:
     They are the real ones unless drafts are verified asynchronously.
     """
     return getattr(common, "seq_lens_cpu_upper_bound", None)
+
+
+def runner_with_pinned_inputs(vllm_config: Any) -> type | None:
+    """The class of the engine's model runner, if it keeps pinned inputs over steps.
+
+    So does the first one, and 0.26 to 0.33 wait for their copies under async scheduling only. The
+    second one has as many buffers as steps can overlap; DSA models have it from 0.29 on.
+    """
+    if vllm_config.use_v2_model_runner:
+        return None
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    runner: type = GPUModelRunner
+    return runner
 
 
 def layer_name_codec() -> tuple[Callable[[str], Any], Callable[[Any], str]]:

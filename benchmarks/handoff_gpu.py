@@ -57,14 +57,14 @@ def service(folder: Path, device: int, environment: dict[str, str]) -> Iterator[
             [*command, "--device", f"cuda:{device}"], env=environment, stdout=file, stderr=file
         )
         try:
-            _wait_until_it_serves(address, process, log)
+            wait_until_it_serves(address, process, log)
             yield address
         finally:
             process.terminate()
             process.wait(30)
 
 
-def _wait_until_it_serves(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def wait_until_it_serves(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     settings = ClientSettings(address=address, rpc_timeout_seconds=2.0)
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline and process.poll() is None:

@@ -5,15 +5,12 @@ from itertools import pairwise
 
 from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.errors import ServiceError, exhausted, invalid, precondition, shown
+from indexer_service.kernels.limits import HEAD_DIM, HEADS, MAX_TOP_K, PAGE_SIZES
 from ipc_handoff.banks import BANK_REGIONS, CONTROL, K_CACHE_PREFIX
 from ipc_handoff.flag_words import FLAGS
 from ipc_handoff.layout import LAYOUT_VERSION, HandoffGeometry
 from ipc_handoff.wire import handoff_geometry
 
-HEADS = (16, 32, 64, 128)
-HEAD_DIM = 128
-PAGE_SIZES = (32, 64, 128)
-MAX_TOP_K = 4096
 MAX_LAYERS = 1024
 MAX_SLOTS = 64
 # A step's staging must not be written over before the worker's next publication shows.

@@ -24,7 +24,9 @@ class TritonMLASparseBackend(AttentionBackend):
     """What vLLM asks of a backend before it takes it."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", "float16", "fp8", FP8]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = [
+        *("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", FP8)
+    ]
 
     @staticmethod
     def get_name() -> str:
@@ -102,6 +104,16 @@ class TritonMLASparseImpl(MLAAttentionImpl[SparseMLAMetadata]):
     ) -> None:
         if alibi_slopes is not None or sliding_window is not None or logits_soft_cap is not None:
             raise NotImplementedError(f"{BACKEND} has no ALiBi, sliding window or soft cap")
+        if kv_lora_rank != LATENT or head_size != LATENT + ROPE:
+            raise ValueError(
+                f"kv_lora_rank: {kv_lora_rank} in heads of {head_size} is not served by {BACKEND} "
+                f"(fix: a model with {LATENT} and {ROPE} more of rotary positions)"
+            )
+        if kv_cache_dtype not in TritonMLASparseBackend.supported_kv_cache_dtypes:
+            served = ", ".join(TritonMLASparseBackend.supported_kv_cache_dtypes)
+            raise ValueError(
+                f"kv_cache_dtype: {kv_cache_dtype} is not served by {BACKEND} (fix: {served})"
+            )
         self.num_heads = num_heads
         self.head_size = head_size
         self.num_kv_heads = num_kv_heads

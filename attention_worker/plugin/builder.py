@@ -5,7 +5,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder
 
-from attention_worker.plugin.limits import check_engine
+from attention_worker.plugin.limits import check_engine, check_shared_layers
+from attention_worker.plugin.pinned_buffers import guard_pinned_buffers
+from attention_worker.plugin.settings import PluginSettings
 
 M = TypeVar("M")
 
@@ -25,6 +27,8 @@ class Builder(AttentionMetadataBuilder[M]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         check_engine(vllm_config)
+        check_shared_layers(vllm_config)
+        guard_pinned_buffers(vllm_config, device, PluginSettings())
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
 

@@ -62,11 +62,14 @@ def _keep_configuration(check: Callable[..., None]) -> Callable[..., None]:
         if model is None or not hasattr(model.hf_text_config, "index_topk"):
             check(cls, vllm_config)
             return
+        cache = vllm_config.cache_config
+        if cache.user_specified_block_size and cache.block_size != PAGE:
+            raise ValueError(f"block_size: {cache.block_size} (fix: {PAGE}, or none)")
         before = [getattr(getattr(vllm_config, at), name) for at, name in _DECIDED_BY_THE_USER]
         check(cls, vllm_config)
         for (at, name), value in zip(_DECIDED_BY_THE_USER, before, strict=True):
             setattr(getattr(vllm_config, at), name, value)
-        vllm_config.cache_config.block_size = PAGE
+        cache.block_size = PAGE
 
     return checked
 

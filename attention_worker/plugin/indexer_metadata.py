@@ -2,8 +2,10 @@
 the replay of a full graph, and begins the step.
 """
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,12 +15,15 @@ from vllm.v1.attention.backend import AttentionMetadata
 from attention_worker.plugin.batches import step_inputs
 from attention_worker.plugin.builder import Builder, rows_per_decode
 from attention_worker.plugin.layers import Model, k_caches, layer_number, model_of
+from attention_worker.plugin.limits import why_no_service
 from attention_worker.plugin.model_steps import Engine, ModelSteps
 from attention_worker.plugin.sessions import steps_of
-from attention_worker.plugin.settings import PluginSettings, asks_for_plugin
+from attention_worker.plugin.settings import PluginSettings, asks_for_plugin, asks_for_service
 from attention_worker.vllm_compat import lengths_on_cpu
 from indexer_client.settings import ClientSettings
 from ipc_handoff.layout import HandoffGeometry
+
+logger = logging.getLogger(__name__)
 
 _SLOTS = 2
 
@@ -86,19 +91,36 @@ class IndexerMetadataBuilder(Builder[IndexerMetadata]):
 
 
 def engine_of(vllm_config: Any, device: torch.device) -> Engine:
-    """What an engine's configuration and the environment say."""
-    settings = ClientSettings()
+    """What an engine's configuration and the environment say.
+
+    Raises:
+        ValueError: a service is wanted and cannot be had, and `on_refusal` is error.
+    """
+    settings, plugin = ClientSettings(), PluginSettings()
     if not asks_for_plugin(settings):
         settings = settings.model_copy(update={"placement": "inline"})
+    elif asks_for_service(settings):
+        why = why_no_service(vllm_config, device)
+        if why is not None:
+            if plugin.on_refusal == "error":
+                raise ValueError(why)
+            _warn_once(why)
+            settings = settings.model_copy(update={"placement": "inline"})
     # A node has one service for each GPU, and all its workers the same environment.
     address = settings.address.replace("{device}", str(device.index or 0))
     return Engine(
         device=device,
         rows_per_decode=rows_per_decode(vllm_config),
         settings=settings.model_copy(update={"address": address}),
-        plugin=PluginSettings(),
+        plugin=plugin,
         name=str(vllm_config.model_config.model),
     )
+
+
+@cache
+def _warn_once(why: str) -> None:
+    """Every layer and every builder asks again."""
+    logger.warning("dsa-indexer works inline: %s", why)
 
 
 def geometry_of(vllm_config: Any, layers: tuple[int, ...], page: int) -> HandoffGeometry:

@@ -35,6 +35,10 @@ class PluginSettings(BaseSettings):
         ge=0,
         description="memory of the worker's GPU that vLLM leaves to a service under MPS",
     )
+    guard_pinned_buffers: bool = Field(
+        default=True,
+        description="wait for copies of pinned inputs where vLLM does not (pull request 47644)",
+    )
 
 
 def asks_for_plugin(client: ClientSettings) -> bool:

@@ -12,6 +12,7 @@ import torch
 from dsa_indexer_cli.children import Child, ChildFailed
 from dsa_indexer_cli.doctor_finding import Finding
 from dsa_indexer_cli.gpu_facts import Gpu, GpuFacts
+from ipc_handoff.allocators import allocator_to_change
 from ipc_handoff.cuda_runtime import launches_block
 
 DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
@@ -27,7 +28,6 @@ PACKAGES = {"cuda-bindings": "cuda.bindings", "triton": "triton"}
 """By name, and a module of each."""
 
 INSTALL = "pip install 'dsa-indexer[gpu]'"
-_ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _DEFAULT_PIPES = "/tmp/nvidia-mps"
 _ROOT = 0
 
@@ -208,17 +208,15 @@ def launches_finding() -> Finding:
 
 def allocator_finding() -> Finding:
     """Whether torch's allocations can be exported: K caches are read where they lie."""
-    for variable in _ALLOCATOR_VARIABLES:
-        options = [part.strip() for part in os.environ.get(variable, "").split(",")]
-        others = [part for part in options if not part.startswith(("expandable_", "backend:"))]
-        if "expandable_segments:True" in options or "backend:cudaMallocAsync" in options:
-            value = ",".join(filter(None, [*others, "expandable_segments:False"]))
-            return Finding(
-                "allocator",
-                False,
-                f"{variable}={os.environ[variable]}: such memory has no CUDA IPC handle",
-                f"export {variable}={value}",
-            )
+    change = allocator_to_change()
+    if change is not None:
+        variable, value = change
+        return Finding(
+            "allocator",
+            False,
+            f"{variable}={os.environ[variable]}: such memory has no CUDA IPC handle",
+            f"export {variable}={value}",
+        )
     return Finding("allocator", True, "its memory can be exported over CUDA IPC")
 
 

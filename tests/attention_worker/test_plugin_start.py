@@ -1,7 +1,6 @@
 """What the plugin decides when an engine starts. No vLLM is needed."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from attention_worker.plugin.limits import check_engine
 from attention_worker.plugin.settings import PluginSettings, asks_for_plugin, asks_for_service
 from attention_worker.vllm_compat import VERSIONS, Evidence, why_not
 from indexer_client import ClientSettings
+from tests.vllm.made_up import config
 
 
 @pytest.fixture(autouse=True)
@@ -36,35 +36,26 @@ def test_other_versions_are_not(version: str) -> None:
     assert refusal == f"vLLM {version} was found, 0.26 to 0.33 are supported"
 
 
-def config(parallel: dict[str, Any] | None = None, **attention: Any) -> SimpleNamespace:
-    served = {
-        "decode_context_parallel_size": 1,
-        "prefill_context_parallel_size": 1,
-        "enable_dbo": False,
-    }
-    return SimpleNamespace(
-        parallel_config=SimpleNamespace(**{**served, **(parallel or {})}),
-        attention_config=SimpleNamespace(**attention),
-    )
-
-
 def test_an_engine_that_is_served() -> None:
     check_engine(config())
-    check_engine(config(indexer_kv_dtype="auto", use_fp4_indexer_cache=False))
+    check_engine(config(attention={"indexer_kv_dtype": "auto", "use_fp4_indexer_cache": False}))
 
 
 @pytest.mark.parametrize(
     ("wrong", "names"),
     [
-        (config({"decode_context_parallel_size": 2}), "decode_context_parallel_size"),
-        (config({"prefill_context_parallel_size": 2}), "prefill_context_parallel_size"),
-        (config({"enable_dbo": True}), "enable_dbo"),
-        (config(indexer_kv_dtype="mxfp4"), "indexer_kv_dtype"),
-        (config(use_fp4_indexer_cache=True), "indexer_kv_dtype"),
+        (config(decode_context_parallel_size=2), "decode_context_parallel_size"),
+        (config(prefill_context_parallel_size=2), "prefill_context_parallel_size"),
+        (config(use_ubatching=True), "enable_dbo"),
+        (config(attention={"indexer_kv_dtype": "mxfp4"}), "indexer_kv_dtype"),
+        (config(attention={"use_fp4_indexer_cache": True}), "indexer_kv_dtype"),
+        (config(model={"index_n_heads": 48}), "index_n_heads"),
+        (config(model={"index_head_dim": 64}), "index_head_dim"),
+        (config(model={"index_topk": 8192}), "index_topk"),
     ],
 )
 def test_an_engine_that_is_not_is_told_why(wrong: SimpleNamespace, names: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{names}: .*\(fix: "):
+    with pytest.raises(ValueError, match=rf"^{names}: .*not served .*\(fix: "):
         check_engine(wrong)
 
 

@@ -3,8 +3,8 @@
     engine_program.py MODEL REPLIES OPTIONS
 
 REPLIES is the number of a file descriptor that answers go to, a line each; OPTIONS are vLLM's, in
-JSON. Requests: ["generate", prompts, gate], ["call", method, *arguments] of the worker's
-extension, ["reset"] of the prefix cache.
+JSON. Requests: ["generate", prompts, gate], ["call", method, *arguments] of the workers'
+extension, which gives a list with each one's answer, ["reset"] of the prefix cache.
 """
 
 import json
@@ -35,6 +35,9 @@ def main() -> None:
         worker_extension_cls="tests.vllm.worker_extension.WorkerExtension",
         **json.loads(options),
     )
+    if json.loads(options).get("pipeline_parallel_size", 1) > 1:
+        # In it a later stage makes the buffers that it needs.
+        engine.collective_rpc("warm_up")
     with os.fdopen(int(replies), "w", buffering=1) as out:
         print(json.dumps("started"), file=out)
         for line in sys.stdin:
@@ -46,7 +49,7 @@ def answer(engine: Any, what: str, *arguments: Any) -> Any:
         return generate(engine, *arguments)
     if what == "call":
         method, *rest = arguments
-        return engine.collective_rpc(method, args=tuple(rest))[0]
+        return engine.collective_rpc(method, args=tuple(rest))
     return engine.reset_prefix_cache()
 
 

@@ -78,8 +78,14 @@ class Engine:
         return answers
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Of the worker's extension."""
-        return self._ask("call", method, *arguments)
+        """Of the extension of the only worker."""
+        (answer,) = self.call_all(method, *arguments)
+        return answer
+
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        """Of the workers' extensions, by rank."""
+        told: list[Any] = self._ask("call", method, *arguments)
+        return told
 
     def forget(self) -> None:
         """Empty the prefix cache."""

@@ -92,6 +92,8 @@ def facts() -> dict[str, Any]:
         "split at": list(CompilationConfig._attention_ops),
         "indexer's builder": DeepseekV32IndexerBackend.get_builder_cls().__name__,
         "chosen backend": chosen_backend(),
+        "chosen for pages of 16": chosen_backend(block_size=16),
+        "chosen for another cache": chosen_backend(kv_cache_dtype="fp8_e5m2"),
         "candidates": candidates(),
     }
 
@@ -107,8 +109,8 @@ def candidates() -> dict[str, list[str]]:
     }
 
 
-def chosen_backend() -> str:
-    """Its class, for DeepSeek-V3.2, without a wish."""
+def chosen_backend(block_size: int | None = None, kv_cache_dtype: Any = "auto") -> str:
+    """Its class, for DeepSeek-V3.2, if nobody says which."""
     import torch
     from vllm.platforms import current_platform
     from vllm.v1.attention.selector import AttentionSelectorConfig
@@ -116,8 +118,8 @@ def chosen_backend() -> str:
     wanted = AttentionSelectorConfig(
         head_size=576,
         dtype=torch.bfloat16,
-        kv_cache_dtype="auto",
-        block_size=None,
+        kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
         use_mla=True,
         use_sparse=True,
     )

@@ -1,6 +1,5 @@
-"""The metadata builders as vLLM calls them; configurations and batches are made up."""
+"""The metadata builders as vLLM calls them."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,48 +9,9 @@ from attention_worker.plugin import indexer_metadata, sessions
 from attention_worker.plugin.indexer_metadata import IndexerMetadataBuilder, engine_of
 from attention_worker.plugin.layers import Model
 from attention_worker.plugin.metadata import SparseMLAMetadataBuilder
+from tests.vllm.made_up import NAMES, batch, config
 
 CPU = torch.device("cpu")
-TARGET_LAYERS = 2
-NAMES = [f"model.layers.{layer}.self_attn.indexer.k_cache" for layer in (0, 1, 2)]
-"""The last one is a draft's."""
-
-
-def config(drafts: int = 0, **parallel: int) -> SimpleNamespace:
-    text = SimpleNamespace(
-        num_hidden_layers=TARGET_LAYERS, index_n_heads=16, index_head_dim=128, index_topk=64
-    )
-    caches = {
-        name: SimpleNamespace(kv_cache=torch.zeros(4, 64, 132, dtype=torch.uint8)) for name in NAMES
-    }
-    speculative = SimpleNamespace(num_speculative_tokens=drafts, parallel_drafting=False)
-    return SimpleNamespace(
-        model_config=SimpleNamespace(hf_text_config=text, max_model_len=256, model="tiny"),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=32, max_num_seqs=8),
-        parallel_config=SimpleNamespace(
-            **{"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, **parallel}
-        ),
-        attention_config=SimpleNamespace(),
-        compilation_config=SimpleNamespace(static_forward_context=caches),
-        speculative_config=speculative if drafts else None,
-        use_v2_model_runner=False,
-    )
-
-
-def batch(rows: list[int], *, padded_to: int = 0) -> SimpleNamespace:
-    """Requests with so many rows; `padded_to` rows, as for a graph."""
-    starts = torch.tensor([0, *rows]).cumsum(0).to(torch.int32)
-    return SimpleNamespace(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=torch.tensor([100 if count else 0 for count in rows], dtype=torch.int32),
-        block_table_tensor=torch.zeros(len(rows), 4, dtype=torch.int32),
-        slot_mapping=torch.zeros(sum(rows), dtype=torch.int64),
-        num_reqs=len(rows),
-        num_actual_tokens=padded_to or sum(rows),
-        max_query_len=max(rows),
-        max_seq_len=100,
-    )
 
 
 @pytest.mark.parametrize(
@@ -152,12 +112,6 @@ def test_each_gpu_has_a_service_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     engine = engine_of(config(), torch.device("cuda", 3))
     assert engine.settings.address == "unix:/run/dsa-3/indexer.sock"
     assert engine.settings.model_fields_set >= {"address"}
-
-
-@pytest.mark.parametrize("builder", [IndexerMetadataBuilder, SparseMLAMetadataBuilder])
-def test_an_engine_that_is_not_served_does_not_start(builder: type) -> None:
-    with pytest.raises(ValueError, match="decode_context_parallel_size: not served"):
-        builder(None, NAMES, config(decode_context_parallel_size=2), CPU)
 
 
 def test_caches_that_vllm_allocates_anew_get_new_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,48 +10,79 @@ import pytest
 from tests.support.processes import ServiceProcess
 from tests.support.waiting import eventually
 from tests.vllm.engines import IN_PROCESS, Engine, answers, prompts
-from tests.vllm.tiny_model import INDEXED, TOP_K
+from tests.vllm.tiny_model import INDEXED, TOP_K, write_model
 
 WAIT_BOUND_SECONDS = "20"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Attributes:
+    environment, options: of the engine.
+    drafting: whether the model has a layer for MTP.
+    """
+
+    environment: dict[str, str]
+    options: dict[str, Any]
+    drafting: bool = False
+
+    @property
+    def drafts(self) -> bool:
+        return "speculative_config" in self.options
 
 
 @dataclass
 class Pair:
     """The same engine twice, and what it answers without a service."""
 
+    variant: Variant
     inline: Engine
     remote: Engine
     service: ServiceProcess
     expected: list[Any]
-    drafts: bool
 
 
-DRAFTS = {
-    "kv_cache_dtype": "fp8_ds_mla",
-    "speculative_config": {
-        "method": "ngram",
-        "num_speculative_tokens": 3,
-        "prompt_lookup_min": 1,
-        "prompt_lookup_max": 2,
+SPAWNED = Variant({}, {})
+NGRAM = Variant(
+    IN_PROCESS,
+    {
+        "kv_cache_dtype": "fp8_ds_mla",
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 2,
+        },
     },
-}
+)
+MTP = Variant(
+    IN_PROCESS,
+    {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
+    drafting=True,
+)
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(({}, {}), id="spawned, bf16"),
-        pytest.param(
-            (IN_PROCESS, DRAFTS), id="in process, fp8_ds_mla, drafts", marks=pytest.mark.slow
-        ),
+        pytest.param(SPAWNED, id="spawned, bf16"),
+        pytest.param(NGRAM, id="in process, fp8_ds_mla, drafts", marks=pytest.mark.slow),
+        pytest.param(MTP, id="in process, MTP", marks=pytest.mark.slow),
     ],
 )
 def pair(
     request: pytest.FixtureRequest,
     start_service: Callable[[], ServiceProcess],
     start_engine: Callable[..., Engine],
+    tmp_path_factory: pytest.TempPathFactory,
+    model: Path,
 ) -> Iterator[Pair]:
-    environment, options = request.param
+    variant: Variant = request.param
+    environment, options = variant.environment, dict(variant.options)
+    if variant.drafting:
+        model = tmp_path_factory.mktemp("drafting") / "tiny"
+        write_model(model, drafting=True)
+    options["model"] = model
     service = start_service()
     inline = start_engine(environment, **options)
     remote = start_engine(
@@ -63,7 +95,7 @@ def pair(
         **options,
     )
     expected = inline.started().generate(prompts())
-    yield Pair(inline, remote.started(), service, answers(expected), bool(options))
+    yield Pair(variant, inline, remote.started(), service, answers(expected))
     inline.close()
     remote.close()
 
@@ -73,7 +105,10 @@ def test_the_plugin_is_what_runs(pair: Pair) -> None:
         facts = engine.call("facts")
         assert facts["backends"] == ["TRITON_MLA_SPARSE"]
         assert facts["indexer"] == "ServiceIndexer"
-        assert facts["cache_dtypes"] == ["torch.uint8" if pair.drafts else "torch.bfloat16"]
+        fp8 = pair.variant is NGRAM
+        assert facts["cache_dtypes"] == ["torch.uint8" if fp8 else "torch.bfloat16"]
+        # A model that drafts has steps of its own, and they are always inline.
+        assert facts["steps"] == 1 + pair.variant.drafting
     assert pair.inline.call("statistics") == {}
 
 
@@ -84,7 +119,7 @@ def test_inline_repeats_over_batches_of_every_kind(pair: Pair) -> None:
     assert answers(outputs) == pair.expected
     batches = pair.inline.call("batches")
     decode_rows = {count for batch in batches for count in batch["rows"] if count <= 4}
-    assert len(decode_rows) > 2 if pair.drafts else decode_rows >= {1}
+    assert len(decode_rows) > 2 if pair.variant.drafts else decode_rows >= {1}
     for kind, count in {
         "decodes alone": sum(all(rows <= 4 for rows in each["rows"]) for each in batches),
         "decodes beside a prefill": sum(

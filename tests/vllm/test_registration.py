@@ -1,15 +1,18 @@
 """What installing the plugin changes in vLLM, on platforms that are made up."""
 
+import inspect
 import json
 import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from attention_worker import vllm_compat
 from tests.vllm.engines import QUIET
 
 PROGRAM = Path(__file__).with_name("registration_program.py")
@@ -23,6 +26,8 @@ CASES: dict[str, tuple[str, str, dict[str, str]]] = {
     "10.0": ("10.0", VERSION, {}),
     "12.0": ("12.0", VERSION, {}),
     "8.0": ("8.0", VERSION, {}),
+    "8.6": ("8.6", VERSION, {}),
+    "8.9": ("8.9", VERSION, {}),
     "9.0, asked for": ("9.0", VERSION, {"DSA_INDEXER_PLACEMENT": "inline"}),
     "8.0, too old": ("8.0", "0.25.1", {}),
     "8.0, only read": ("8.0", "0.33.0", {}),
@@ -47,7 +52,7 @@ def found() -> dict[str, Any]:
 
 @pytest.mark.parametrize("capability", ["9.0", "10.0", "12.0"])
 def test_where_vllm_runs_itself_nothing_changes(found: dict[str, Any], capability: str) -> None:
-    before, after = found[capability]["before"], found[capability]["after"]
+    before, after = dict(found[capability]["before"]), dict(found[capability]["after"])
     candidates, more = before.pop("candidates"), after.pop("candidates")
     assert more == {**candidates, "latent": [*candidates["latent"], NAME]}
     if capability == "9.0":
@@ -58,8 +63,16 @@ def test_where_vllm_runs_itself_nothing_changes(found: dict[str, Any], capabilit
     assert before == after
 
 
-def test_on_sm80_the_hole_is_filled(found: dict[str, Any]) -> None:
-    before, after = found["8.0"]["before"], found["8.0"]["after"]
+def test_on_sm120_vllms_own_comes_first(found: dict[str, Any]) -> None:
+    """It serves fp8 caches only: a bf16 one is left to the backend that comes last."""
+    assert found["12.0"]["after"]["chosen backend"] == OURS
+    order = found["12.0"]["after"]["candidates"]["latent"]
+    assert order.index("FLASHINFER_MLA_SPARSE_SM120") < order.index(NAME) == len(order) - 1
+
+
+@pytest.mark.parametrize("capability", ["8.0", "8.6", "8.9"])
+def test_on_sm8x_the_hole_is_filled(found: dict[str, Any], capability: str) -> None:
+    before, after = found[capability]["before"], found[capability]["after"]
     assert before["chosen backend"].startswith("none")
     assert after["chosen backend"] == OURS
     assert after["replaced operators"] == {"SparseAttnIndexer": REPLACED}
@@ -68,6 +81,38 @@ def test_on_sm80_the_hole_is_filled(found: dict[str, Any]) -> None:
     changed = {name for name, model in after["models"].items() if model != before["models"][name]}
     assert changed == {"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV32MTPModel"}
     assert not any("vllm.models" in after["models"][name] for name in changed)
+
+
+@pytest.mark.parametrize(
+    ("capability", "fused"), [(80, False), (86, False), (89, True), (90, True)]
+)
+def test_queries_are_quantised_by_instructions_that_exist(
+    monkeypatch: pytest.MonkeyPatch, capability: int, fused: bool
+) -> None:
+    """vLLM's fused kernel needs those for fp8, which begin with SM89."""
+    from vllm.model_executor.models.deepseek_v2 import Indexer
+
+    assert "self.use_fused_indexer_q = (" in inspect.getsource(Indexer.__init__)
+    monkeypatch.setattr(Indexer, "use_fused_indexer_q", None, raising=False)
+    monkeypatch.setattr(vllm_compat, "_platform", lambda: made_up_gpu(capability))
+    vllm_compat.adapt_query_kernels(lambda *_: None)
+    indexer = object.__new__(Indexer)
+    object.__setattr__(indexer, "use_fused_indexer_q", True)  # as its constructor does
+    assert indexer.use_fused_indexer_q is fused
+
+
+def made_up_gpu(capability: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        is_cpu=lambda: False,
+        is_cuda=lambda: True,
+        has_device_capability=lambda wanted: wanted <= capability,
+    )
+
+
+@pytest.mark.parametrize("asked", ["chosen for pages of 16", "chosen for another cache"])
+def test_what_the_backend_does_not_serve_vllm_refuses(found: dict[str, Any], asked: str) -> None:
+    assert found["8.0"]["after"]["chosen backend"] == OURS
+    assert found["8.0"]["after"][asked] == "none: ValueError"
 
 
 def test_who_asks_gets_the_operator_beside_native_attention(found: dict[str, Any]) -> None:
@@ -97,15 +142,13 @@ def test_a_version_that_was_only_read_can_be_tried(found: dict[str, Any]) -> Non
 
 def test_the_backend_is_unpickled_before_plugins_are_loaded() -> None:
     """As a spawned engine core does it with its configuration."""
-    from attention_worker.vllm_compat import backend_member
-
     program = (
         "import pickle, sys; found = pickle.load(sys.stdin.buffer); print(found.name, "
         "found.get_class().__name__)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        input=pickle.dumps(backend_member()),
+        input=pickle.dumps(vllm_compat.backend_member()),
         capture_output=True,
         env={**os.environ, **QUIET},
     )

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ class WorkerExtension:
     """Methods are called by name, through `LLM.collective_rpc`."""
 
     model_runner: Any
+    vllm_config: Any
     _batches: list[dict[str, Any]]
+    _digest: Any
 
     def hold(self, gate: str) -> None:
         """Let the next forward wait until the file `gate` is there."""
@@ -34,26 +37,36 @@ class WorkerExtension:
 
         self.model_runner.execute_model = execute_later
 
+    def warm_up(self) -> None:
+        """A first forward without requests, which vLLM leaves out on a CPU without compilation."""
+        self.model_runner.profile_run()
+
     def facts(self) -> dict[str, Any]:
         """How this process was set up by the plugin."""
         from vllm.model_executor.custom_op import op_registry_oot
+
+        from attention_worker.plugin.sessions import open_steps
 
         attention = [layer for layer in self._layers().values() if hasattr(layer, "attn_backend")]
         return {
             "backends": sorted({layer.attn_backend.get_name() for layer in attention}),
             "indexer": op_registry_oot["SparseAttnIndexer"].__name__,
             "cache_dtypes": sorted({str(layer.kv_cache.dtype) for layer in attention}),
+            "layers": len(attention),
+            "overlapping_steps": self.vllm_config.max_concurrent_batches,
+            "steps": len(open_steps()),
+            "waits_for_copies": self.model_runner.prepare_inputs_event is not None,
         }
 
     def statistics(self) -> dict[str, int]:
         """Of the session with the service; {} without one."""
-        (steps,) = self._steps()
+        steps = self._steps()
         session = getattr(steps, "session", None)
         return asdict(session.statistics) if session is not None else {}
 
     def watch_batches(self) -> None:
         """From now on note the batches that steps are begun with."""
-        (steps,) = self._steps()
+        steps = self._steps()
         begin, self._batches = steps.begin, []
 
         def watched(inputs: Any) -> None:
@@ -74,13 +87,29 @@ class WorkerExtension:
         many of them are scored together."""
         return self._batches
 
+    def watch_selections(self) -> None:
+        """From now on note what is selected."""
+        steps = self._steps()
+        select, digest = steps.select, sha256()
+
+        def watched(layer: int, q: Any, weights: Any, out: torch.Tensor) -> None:
+            select(layer, q, weights, out)
+            digest.update(bytes([layer]) + out.contiguous().numpy().tobytes())
+
+        steps.select, self._digest = watched, digest
+
+    def selections(self) -> str:
+        """A digest of what `watch_selections` has noted, layer by layer."""
+        digest: str = self._digest.hexdigest()
+        return digest
+
     def plant(self, fault: str) -> None:
         """From now on every selection is wrong.
 
         Args:
             fault: "shift", positions are one too low; "half", the second half is left out.
         """
-        (steps,) = self._steps()
+        steps = self._steps()
         select = steps.select
 
         def wrong(layer: int, q: Any, weights: Any, out: torch.Tensor) -> None:
@@ -95,7 +124,7 @@ class WorkerExtension:
 
     def kill_after(self, pid: int, selections: int) -> None:
         """Kill a process when so many more layers have been selected."""
-        (steps,) = self._steps()
+        steps = self._steps()
         select: Callable[..., None] = steps.select
         left = selections
 
@@ -113,7 +142,10 @@ class WorkerExtension:
         context: dict[str, Any] = self.model_runner.compilation_config.static_forward_context
         return context
 
-    def _steps(self) -> list[Any]:
-        from attention_worker.plugin.sessions import open_steps
+    def _steps(self) -> Any:
+        """Of the target model."""
+        from attention_worker.plugin.layers import Model
+        from attention_worker.plugin.sessions import _open
 
-        return open_steps()
+        (found,) = [each.steps for (model, _), each in _open.items() if model is Model.TARGET]
+        return found
