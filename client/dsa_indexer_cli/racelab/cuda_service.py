@@ -17,6 +17,7 @@ from unittest import mock
 
 from indexer_service import serving
 from indexer_service.kernels import warm_up
+from indexer_service.server import Service
 from indexer_service.settings import load
 from ipc_handoff.findings import Finding, FindingKind
 from ipc_handoff.kernels.gate import gate
@@ -24,6 +25,7 @@ from ipc_handoff.kernels.service_memory import ServiceMemory
 from ipc_handoff.kernels.words import Gate, Live
 
 _GATE = "indexer_service.step_kernels.gate"
+_SERVICE = "indexer_service.serving.Service"
 
 
 def open_gate(memory: ServiceMemory, kind: Gate, **rest: Any) -> None:
@@ -70,8 +72,8 @@ def main(address: str, gate_seconds: str, detectors: str, is_open: str, found: s
     with ExitStack() as stack:
         nothing = mock.patch.object(warm_up, "tuned_operations", lambda *_: iter(()))
         stack.enter_context(nothing)
-        listening = partial(serving.Service, findings=WrittenFindings(Path(found)))
-        stack.enter_context(mock.patch.object(serving, "Service", listening))
+        listening = partial(Service, findings=WrittenFindings(Path(found)))
+        stack.enter_context(mock.patch(_SERVICE, listening))
         if is_open == "1":
             stack.enter_context(mock.patch(_GATE, open_gate))
         serving.run(
