@@ -28,10 +28,6 @@ class WorkerFindings(SideFindings):
         self.checks_shared_indices = detection.has(Detector.SHARED_INDICES)
         self._request_ids: dict[int, Sequence[str]] = {}
 
-    def has(self, detector: Detector) -> bool:
-        """Whether it is on."""
-        return self.has(detector)
-
     def begin(self, step: int, inputs: StepInputs) -> None:
         """Remember what the engine calls the step's requests."""
         if inputs.request_ids is None:

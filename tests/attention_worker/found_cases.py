@@ -56,7 +56,7 @@ def rewritten(
     kind: FindingKind, sort: Sort, rewrite: Rewrite, row: int, *, attached: bool = True
 ) -> None:
     made = _begun(sort, rewrite, attached=attached)
-    (found,) = made.found.findings
+    found = made.found.only
     assert (found.kind, found.step, found.stage, found.row) == (kind, 1, "dsa.stage", row)
     assert found.request is not None and found.request.startswith("request-")
     assert found.expected != found.seen
@@ -88,7 +88,7 @@ def stale_answer(held: Generation) -> None:
         expect(run(made, steps.case(2)), "inline")
         made.turn = None
         expect(run(made, steps.case(3)), "service")
-        (found,) = made.found.findings
+        found = made.found.only
         assert found.kind is FindingKind.STALE_ANSWER
         assert (found.step, found.epoch, found.layer) == (2, attachment.epoch, LAYERS[0])
         assert found.expected == f"step 2, layer {LAYERS[0]}"
@@ -131,7 +131,7 @@ def shared_indices() -> None:
             made.steps.share(LAYERS[0], out)
             assert torch.equal(out, before if number == 1 else torch.full_like(out, -1))
         made.steps.close()
-        (found,) = made.found.findings
+        found = made.found.only
         assert (found.kind, found.step) == (FindingKind.SHARED_INDEX_LEAK, 2)
         assert (found.expected, found.seen) == ("step 2", "step 1")
 

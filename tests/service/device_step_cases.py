@@ -24,11 +24,10 @@ from indexer_service.device_executor import DeviceExecutor
 from indexer_service.executor import StepCancelled
 from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, numbers_size
 from indexer_service.step_kernels import LaunchShape, StepKernels, tensor_at
-from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord, SlotLine, StagingWord
+from ipc_handoff.device_layout import AnswersWord, StagingWord
 from ipc_handoff.findings import FindingKind
-from ipc_handoff.generations import Generation
-from ipc_handoff.kernels.service_memory import ServiceMemory
 from ipc_handoff.layout import HandoffGeometry
+from tests.service import device_race_cases
 from tests.service.device_step_bench import CPU, GEOMETRY, Bench
 from tests.service.hand_worker import UNWRITTEN
 from tests.support.cases import tell
@@ -153,62 +152,6 @@ def faults() -> None:
     assert [(f.row, f.request) for f in bench.found.findings] == [(0, "#0"), (2, "#2"), (3, "#3")]
 
 
-def another_layer_is_staged_meanwhile() -> None:
-    """The worker did not wait for its answer: the next layer comes over the one that is scored."""
-    bench = Bench()
-    step = bench.worker.make([1, 1], [100, 50])
-    real = step_kernels.enqueue_step
-
-    def overtaken(*arguments: Any, **options: Any) -> None:
-        bench.worker.stage(step, 1)
-        real(*arguments, **options)
-
-    with patch.object(step_kernels, "enqueue_step", overtaken):
-        report = bench.run(step, staged=1)
-    assert not report.answered_layers
-    assert report.message.startswith("overwritten_before_read: "), report.message
-    assert int(bench.word(bench.worker.answers, AnswersWord.DONES)) == 0
-    assert int(bench.word(bench.worker.answers, AnswersWord.CANCELLED)) == step.plan.step
-    (found,) = bench.found.findings
-    kind = FindingKind.OVERWRITTEN_BEFORE_READ
-    assert (found.kind, found.stage, found.layer) == (kind, "dsa.logits", 3)
-    assert (found.expected, found.seen) == ("step 1, layer 3", "step 1, layer 7")
-
-
-def inputs_of_a_later_step() -> None:
-    """They are being written over those that are copied; the word that says so is still right."""
-    bench = Bench()
-    step = bench.worker.make([1, 1], [100, 50])
-    real = step_kernels.copy_checked
-
-    def overtaken(*arguments: Any, **options: Any) -> None:
-        at = bench.worker.staging + GEOMETRY.device.staging_at(step.plan.step % GEOMETRY.slots)
-        word = tensor_at(at + SlotLine.INPUTS * DEVICE_LINE, (1,), torch.int64, CPU)
-        word.fill_(Generation(step.plan.step + GEOMETRY.slots, 0, is_written=False).word)
-        real(*arguments, **options)
-
-    with patch.object(step_kernels, "copy_checked", overtaken):
-        report = bench.run(step)
-    assert not report.answered_layers
-    (found,) = bench.found.findings
-    assert (found.kind, found.stage) == (FindingKind.OVERWRITTEN_BEFORE_READ, "dsa.gate")
-    assert (found.expected, found.seen) == ("step 1", f"step {1 + GEOMETRY.slots}, being written")
-
-
-def nan_scores() -> None:
-    bench = Bench()
-    step = bench.worker.make([1, 1, 2], [100, 50, 90], decode=2)
-    step.weights[1][3] = torch.nan
-    report = bench.run(step)
-    assert list(report.answered_layers) == [3, 7]
-    (found,) = bench.found.findings
-    assert (found.kind, found.stage, found.layer) == (FindingKind.NAN_SCORES, "dsa.logits", 7)
-    assert (found.row, found.request) == (3, "#2")
-    step = bench.worker.make([1, 1], [100, 50])
-    bench.check(step, bench.run(step))
-    assert len(bench.found.findings) == 1, "told again, of a step that had none"
-
-
 def publish_race() -> None:
     """The race lab's service does not wait: it reads what the step before left in the slot."""
     with patch.object(step_kernels, "gate", open_gate):
@@ -327,7 +270,7 @@ CASES: dict[str, Callable[[], None]] = {
     for case in (
         decode_of_every_size, unknown_lengths, two_rows_a_request_without_a_graph, mixed,
         one_request_or_one_row, a_bucket_that_has_no_room, launches_are_told, faults,
-        publish_race, another_layer_is_staged_meanwhile, inputs_of_a_later_step, nan_scores,
+        publish_race,
         not_published, second_layer_does_not_come, newer, detached, closing,
         refused_plans_are_given_up, stamps,
     )
@@ -341,16 +284,7 @@ def _planted() -> Iterator[tuple[Any, ...]]:
     name = "a first launch that does not fit"
     yield name, one_request_or_one_row, device_executor, "first_shapes", _mixed_always
     yield "faults are not looked at", faults, step_kernels, "copy_checked", _unchecked
-    blind = property(lambda self: lambda slot: 0)
-    for case in (another_layer_is_staged_meanwhile, inputs_of_a_later_step):
-        yield (
-            f"whose data it is not looked at: {case.__name__}",
-            case,
-            ServiceMemory,
-            "looked_at",
-            blind,
-        )
-    yield "scores are not looked at", nan_scores, step_kernels, "NanSeen", lambda word: None
+    yield from device_race_cases.planted()
     yield "nor of a publish race", publish_race, step_kernels, "copy_checked", _unchecked
 
 
@@ -381,4 +315,4 @@ def _unchecked(
 
 if __name__ == "__main__":
     import_module("tests.gates.interpreter")  # importing it puts the repair in place
-    tell(CASES, _planted())
+    tell(CASES | device_race_cases.CASES, _planted())

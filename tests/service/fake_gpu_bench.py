@@ -66,6 +66,9 @@ class Watcher(StepObserver):
         self.times.append(step.times)
 
 
+_LIVE = slice(nan_words(len(GEOMETRY.layers)), nan_words(len(GEOMETRY.layers)) + len(Live))
+
+
 class Bench:
     """A runner with a fake GPU, and what it reported, in order."""
 
@@ -80,7 +83,7 @@ class Bench:
                 raise bench.fails
             step = int(kernels.plan[:STEP_WORDS].view(torch.int64))
             bench.launches.append((step, shape))
-            live = kernels.result[nan_words(len(GEOMETRY.layers)) :]
+            live = kernels.result[_LIVE]
             live[Live.LIVE], live[Live.REASON] = 1, GateEnd.PASSED
             live[Live.ANSWERED] = len(shape.ordinals)
 
@@ -113,6 +116,12 @@ class Bench:
         assert self.stream.captured == self.graphs
         assert [step for step, _ in self.launches] == [0]  # what made the kernels
         self.launches.clear()
+
+    def gates_end(self, end: GateEnd) -> None:
+        """As results of the steps in flight arrive when their gates have ended so."""
+        for memory in self.stream.memory:
+            memory[_LIVE] = 0
+            memory[_LIVE][Live.REASON] = end
 
     def submit(self, **plan: Any) -> int:
         step = self.worker.make([1, 1], [100, 50], **plan)
