@@ -73,25 +73,25 @@ def look(address, PTX: tl.constexpr):
 
 
 @triton.jit
-def ring(address, value, PTX: tl.constexpr):
-    """Release a word to the whole system: what came before the last barrier is seen before it."""
+def _release(address, value, ASSEMBLY: tl.constexpr, PTX: tl.constexpr):
     if PTX:
         tl.inline_asm_elementwise(
-            _RING, "=r,l,l,~{memory}", [address, value], dtype=tl.int32, is_pure=False, pack=1
+            ASSEMBLY, "=r,l,l,~{memory}", [address, value], dtype=tl.int32, is_pure=False, pack=1
         )
     else:
         tl.atomic_xchg(word(address), value, sem="release", scope="sys")
 
 
 @triton.jit
+def ring(address, value, PTX: tl.constexpr):
+    """Release a word to the whole system: what came before the last barrier is seen before it."""
+    _release(address, value, _RING, PTX)
+
+
+@triton.jit
 def tell(address, value, PTX: tl.constexpr):
     """As `ring`, for a word that the host alone reads: no kernel starts or goes on by it."""
-    if PTX:
-        tl.inline_asm_elementwise(
-            _TELL, "=r,l,l,~{memory}", [address, value], dtype=tl.int32, is_pure=False, pack=1
-        )
-    else:
-        tl.atomic_xchg(word(address), value, sem="release", scope="sys")
+    _release(address, value, _TELL, PTX)
 
 
 @triton.jit

@@ -25,6 +25,7 @@ INPUTS = StepInputs(
     block_table=torch.zeros((REQUESTS, 2), dtype=torch.int32),
     rows=ROWS, decode_requests=REQUESTS, rows_per_decode=1, max_length=50,
     exact_query_start=tuple(range(REQUESTS + 1)),
+    positions=torch.full((ROWS,), 8), slots=torch.full((ROWS,), 8),
 )  # fmt: skip
 TENSORS = {
     "q": torch.zeros((ROWS, 16, 8), dtype=torch.uint8),
