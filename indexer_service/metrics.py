@@ -4,7 +4,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_service.events import FinishedStep, StepObserver
 from indexer_service.session_table import SessionTable
 from indexer_service.telemetry import StepTelemetry
-from ipc_handoff.findings import Finding
+from ipc_handoff.findings import Finding, FindingKind
 from ipc_handoff.stages import SERVICE_SPANS
 from ipc_handoff.telemetry import catalogue
 from ipc_handoff.telemetry.metrics import Metrics, Observed
@@ -19,11 +19,18 @@ class StepMetrics(StepObserver):
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._stale_plans = 0
+        # A series that begins above zero hides its first event from a rate.
+        for kind in FindingKind:
+            metrics.count(catalogue.FINDINGS, 0, kind.value)
+        for status in pb.StepStatus.values():
+            if status != pb.STEP_STATUS_UNSPECIFIED:
+                metrics.count(catalogue.STEPS, 0, _label(status))
+        metrics.count(catalogue.FAULTED_ROWS, 0)
+        metrics.count(catalogue.LOST_STAMPS, 0, _SIDE)
 
     def step_finished(self, step: FinishedStep) -> None:
         metrics, plan, report = self._metrics, step.plan, step.report
-        status = pb.StepStatus.Name(report.status).removeprefix("STEP_STATUS_").lower()
-        metrics.count(catalogue.STEPS, label=status)
+        metrics.count(catalogue.STEPS, label=_label(report.status))
         if report.fault_count:
             metrics.count(catalogue.FAULTED_ROWS, report.fault_count)
         if report.status == pb.STEP_STATUS_REJECTED:
@@ -57,3 +64,7 @@ class StepMetrics(StepObserver):
             return [(kept, "kept"), (dropped, "dropped")]
 
         self._metrics.observe(catalogue.TRACES, decisions)
+
+
+def _label(status: pb.StepStatus) -> str:
+    return pb.StepStatus.Name(status).removeprefix("STEP_STATUS_").lower()

@@ -8,7 +8,7 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from indexer_client.settings import ClientSettings
 from indexer_client.statistics import Statistics
 from indexer_client.worker_traces import WorkerTraces
-from ipc_handoff.findings import Finding
+from ipc_handoff.findings import Finding, FindingKind
 from ipc_handoff.stages import WORKER_SPANS
 from ipc_handoff.telemetry import catalogue
 from ipc_handoff.telemetry.attributes import Times
@@ -62,6 +62,9 @@ class WorkerMetrics:
         traces: WorkerTraces | None,
     ) -> None:
         self._metrics = metrics
+        # A series that begins above zero hides its first event from a rate.
+        for kind in FindingKind:
+            metrics.count(catalogue.FINDINGS, 0, kind.value)
         told = WeakMethod(statistics)
 
         def observed(count: Count) -> Observed:

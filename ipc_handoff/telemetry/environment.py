@@ -1,10 +1,11 @@
 """What the standard `OTEL_*` variables choose."""
 
 import os
+import socket
 import time
 from collections.abc import Collection
 
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from ipc_handoff.stages import HOST_CLOCK_TICK
 
@@ -18,11 +19,21 @@ def is_disabled() -> bool:
 
 
 def resource(service_name: str) -> Resource:
-    """Who tells; `OTEL_SERVICE_NAME` wins."""
+    """Who tells; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` win."""
     name = os.environ.get("OTEL_SERVICE_NAME") or service_name
+    pid = os.getpid()
+    # Metrics of two workers are told apart by it. The SDK's own is made once, when it is imported:
+    # processes that are forked after that would share it.
+    instance = {"service.instance.id": f"{socket.gethostname()}:{pid}"}
+    given = OTELResourceDetector().detect().attributes
     tick = round(time.get_clock_info("monotonic").resolution * 1e9)
     return Resource.create(
-        {"service.name": name, "process.pid": os.getpid(), HOST_CLOCK_TICK: tick}
+        {
+            "service.name": name,
+            "process.pid": pid,
+            HOST_CLOCK_TICK: tick,
+            **{key: value for key, value in instance.items() if key not in given},
+        }
     )
 
 

@@ -1,14 +1,12 @@
 """Where spans go: what the settings and the standard `OTEL_*` variables choose."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
-from concurrent import futures
 from pathlib import Path
+from socket import gethostname
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_rpc
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -16,32 +14,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from indexer_service.errors import StartError
 from indexer_service.serving import run
 from indexer_service.settings import Settings
+from ipc_handoff.telemetry import environment
 from ipc_handoff.telemetry.tracing import TraceSettings, Tracing, start
-
-
-class Receiver(otlp_rpc.TraceServiceServicer):
-    """An OTLP collector that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, str, bytes]] = []
-        self._server = grpc.server(futures.ThreadPoolExecutor(2))
-        otlp_rpc.add_TraceServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
-        self._server.start()
-
-    def Export(
-        self, request: otlp.ExportTraceServiceRequest, context: grpc.ServicerContext
-    ) -> otlp.ExportTraceServiceResponse:
-        for resource in request.resource_spans:
-            names = {item.key: item.value.string_value for item in resource.resource.attributes}
-            for scope in resource.scope_spans:
-                self.spans += [
-                    (names["service.name"], span.name, span.trace_id) for span in scope.spans
-                ]
-        return otlp.ExportTraceServiceResponse()
-
-    def close(self) -> None:
-        self._server.stop(None)
+from tests.support.otlp import Receiver
 
 
 @pytest.fixture
@@ -78,7 +53,8 @@ def test_an_otlp_endpoint_gets_the_spans(
     if exporter is not None:
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", exporter)
     trace_id = step_of(start(TraceSettings("ours")))
-    assert receiver.spans == [("ours", "dsa.step", bytes.fromhex(trace_id))]
+    told = [(process["service.name"], s.name, s.trace_id) for process, s in receiver.spans()]
+    assert told == [("ours", "dsa.step", bytes.fromhex(trace_id))]
 
 
 def test_the_service_name_of_the_environment_wins(
@@ -87,7 +63,21 @@ def test_the_service_name_of_the_environment_wins(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{receiver.port}")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "node7")
     step_of(start(TraceSettings("ours")))
-    assert receiver.spans[0][0] == "node7"
+    ((process, _),) = receiver.spans()
+    assert process["service.name"] == "node7"
+
+
+def test_every_process_is_an_instance_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was forked when the SDK had been imported."""
+    assert _instance() == f"{gethostname()}:{os.getpid()}"
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+    assert _instance() == f"{gethostname()}:4711"
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=rank3")
+    assert _instance() == "rank3"
+
+
+def _instance() -> str:
+    return str(environment.resource("x").attributes["service.instance.id"])
 
 
 @pytest.mark.parametrize(

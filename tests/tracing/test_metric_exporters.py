@@ -1,16 +1,10 @@
 """Where metrics go: OTLP, text for Prometheus, nowhere; and what stands in the way."""
 
 import sys
-import urllib.request
-from collections import defaultdict
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as otlp
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as otlp_rpc
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from indexer_client import ClientSettings, Session
@@ -24,6 +18,8 @@ from ipc_handoff.telemetry import metrics as otel_metrics
 from ipc_handoff.telemetry.metrics import Metrics, start
 from ipc_handoff.telemetry.prometheus import PrometheusText
 from ipc_handoff.telemetry.settings import MetricSettings
+from tests.support.loopback import free_port, metrics_text
+from tests.support.otlp import Receiver
 from tests.support.plants import patient_client
 from tests.support.processes import ServiceProcess
 from tests.support.waiting import SOON, eventually
@@ -37,30 +33,16 @@ def test_without_a_wish_metrics_are_off() -> None:
 
 
 def test_an_otlp_endpoint_gets_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Receiver(otlp_rpc.MetricsServiceServicer):
-        def __init__(self) -> None:
-            self.names: dict[str, set[str]] = defaultdict(set)
-
-        def Export(
-            self, request: otlp.ExportMetricsServiceRequest, context: grpc.ServicerContext
-        ) -> otlp.ExportMetricsServiceResponse:
-            for resource in request.resource_metrics:
-                of = {item.key: item.value.string_value for item in resource.resource.attributes}
-                for scope in resource.scope_metrics:
-                    self.names[of["service.name"]] |= {metric.name for metric in scope.metrics}
-            return otlp.ExportMetricsServiceResponse()
-
-    server, receiver = grpc.server(futures.ThreadPoolExecutor(2)), Receiver()
-    otlp_rpc.add_MetricsServiceServicer_to_server(receiver, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    receiver = Receiver()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{receiver.port}")
     metrics = start(MetricSettings("ours"))
     assert metrics is not None and metrics.port is None
     StepMetrics(metrics).found(Finding(FindingKind.BAD_SLOT, 1, 1, None, None, None, None, "", ""))
     metrics.close()
-    server.stop(None)
-    assert receiver.names == {"ours": {"dsa_indexer_findings"}}
+    receiver.close()
+    told = list(receiver.metrics())
+    assert {process["service.name"] for process, _ in told} == {"ours"}
+    assert "dsa_indexer_findings" in {metric.name for _, metric in told}
 
 
 class Late(InMemoryMetricReader):
@@ -92,14 +74,9 @@ def test_a_port_that_is_taken_leaves_no_reader_behind(monkeypatch: pytest.Monkey
     holder.close()
 
 
-def _scraped(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON) as answer:
-        return str(answer.read().decode())
-
-
 def test_prometheus_reads_text_from_a_port_of_the_service(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra `prometheus`")
-    port = _free_port()
+    port = free_port()
     service = ServiceProcess(tmp_path / "d" / "i.sock", metrics_port=port, gate_bound_seconds=SOON)
     steps = RandomSteps(SMALL, 1)
     try:
@@ -113,25 +90,17 @@ def test_prometheus_reads_text_from_a_port_of_the_service(tmp_path: Path) -> Non
                         out = case.expected[layer].clone()
                         step.select(layer, query.q, query.weights, out=out)
             assert eventually(
-                lambda: 'dsa_indexer_steps_total{status="answered"} 3.0' in _scraped(port)
+                lambda: 'dsa_indexer_steps_total{status="answered"} 3.0' in metrics_text(port)
             )
-            text = _scraped(port)
+            text = metrics_text(port)
             assert "dsa_indexer_sessions 1.0" in text
             assert 'dsa_indexer_stage_seconds_bucket{le="+Inf",stage="dsa.topk"} 3.0' in text
             assert session._metrics is not None
             own = session._metrics._metrics.port
             assert own is not None
-            assert 'dsa_indexer_layers_total{source="service"} 6.0' in _scraped(own)
+            assert 'dsa_indexer_layers_total{source="service"} 6.0' in metrics_text(own)
     finally:
         service.kill()
-
-
-def _free_port() -> int:
-    metrics = start(MetricSettings("x", port=0))
-    assert metrics is not None and metrics.port
-    port = metrics.port
-    metrics.close()
-    return port
 
 
 def test_a_port_that_is_taken_stops_a_service_and_no_worker(

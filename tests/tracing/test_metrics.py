@@ -42,11 +42,15 @@ class Told:
 
     def values(self, name: str) -> dict[str, float]:
         """By label."""
-        found = {}
+        found: dict[str, float] = {}
         for point in self.points().get(name, []):
             (label,) = point.attributes.values() or ("",)
             found[str(label)] = getattr(point, "value", None) or getattr(point, "count", 0)
         return found
+
+    def counted(self, name: str) -> dict[str, float]:
+        """By label, of what has happened at all."""
+        return {label: value for label, value in self.values(name).items() if value}
 
 
 @contextmanager
@@ -69,7 +73,7 @@ def test_counters_count_what_happened(tmp_path: Path) -> None:
         for _ in range(5):
             attended_step(running)
         assert worker.values("dsa_indexer_layers") == {"service": 10, "inline": 0}
-        assert eventually(lambda: service.values("dsa_indexer_steps") == {"answered": 5})
+        assert eventually(lambda: service.counted("dsa_indexer_steps") == {"answered": 5})
         assert service.values("dsa_indexer_sessions") == {"": 1}
         assert service.values("dsa_indexer_regions") == {"": 3 + len(SMALL.layers)}
         mapped = service.values("dsa_indexer_mapped")[""]
@@ -84,9 +88,9 @@ def test_counters_count_what_happened(tmp_path: Path) -> None:
         assert worker.values("dsa_indexer_attachments") == {"": 2}
         assert worker.values("dsa_indexer_reattachments") == {"": 1}
         assert worker.values("dsa_indexer_detachments") == {"": 1}
-        assert worker.values("dsa_indexer_findings") == {"bad_page": 1, "wait_ended": 1}
+        assert worker.counted("dsa_indexer_findings") == {"bad_page": 1, "wait_ended": 1}
         steps = {"answered": 6, "cancelled": 1}
-        assert eventually(lambda: service.values("dsa_indexer_steps") == steps)
+        assert eventually(lambda: service.counted("dsa_indexer_steps") == steps)
         assert worker.values("dsa_indexer_traces") == {"kept": 7, "dropped": 0}
         assert eventually(lambda: service.values("dsa_indexer_traces")["kept"] == 6)
         assert worker.values("dsa_indexer_lost_stamps") == {"worker": 0}
@@ -109,7 +113,19 @@ def test_a_finding_in_the_service_is_counted_by_kind() -> None:
     metrics = StepMetrics(told.metrics)
     for kind in (FindingKind.BAD_PAGE, FindingKind.NAN_SCORES, FindingKind.BAD_PAGE):
         metrics.found(Finding(kind, 1, 1, None, None, None, None, "", ""))
-    assert told.values("dsa_indexer_findings") == {"bad_page": 2, "nan_scores": 1}
+    assert told.counted("dsa_indexer_findings") == {"bad_page": 2, "nan_scores": 1}
+
+
+def test_what_has_not_happened_yet_is_told_as_zero(tmp_path: Path) -> None:
+    """A rate does not see the first event of a series that begins with it."""
+    kinds = dict.fromkeys(FindingKind, 0)
+    statuses = dict.fromkeys(("answered", "cancelled", "failed", "rejected"), 0)
+    with measured(tmp_path, shape=SMALL) as (_, _, worker, service):
+        assert worker.values("dsa_indexer_findings") == kinds
+        assert service.values("dsa_indexer_findings") == kinds
+        assert service.values("dsa_indexer_steps") == statuses
+        assert service.values("dsa_indexer_faulted_rows") == {"": 0}
+        assert service.values("dsa_indexer_lost_stamps") == {"service": 0}
 
 
 def test_a_plan_of_an_old_epoch_is_counted(tmp_path: Path) -> None:
