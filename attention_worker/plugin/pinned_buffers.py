@@ -44,7 +44,7 @@ def _with_an_event(synchronize: Callable[[Any], Any]) -> Callable[[Any], Any]:
         # A version without the fault has made the event by itself.
         if runner.prepare_inputs_event is None and steps > 1:
             # One that sleeps: the engine's other threads need the CPU.
-            runner.prepare_inputs_event = torch.cuda.Event(blocking=True)
+            runner.prepare_inputs_event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             logger.warning(
                 "dsa-indexer: vLLM overlaps %d steps and would rewrite pinned inputs whose copies "
                 "are pending (upstream pull request 47644); each step now waits for the copies of "
