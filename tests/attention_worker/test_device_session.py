@@ -49,7 +49,7 @@ def test_flags_that_cannot_be_mapped_leave_the_engine_inline(
         raise RegionError("flags: cannot be mapped (fix: a GPU that maps memory)")
 
     monkeypatch.setattr(device_session.SharedTensor, "of_cuda", lambda tensor, label: tensor)
-    monkeypatch.setattr(device_session, "WorkerMemory", lambda *_: None)
+    monkeypatch.setattr(device_session, "WorkerMemory", lambda *_, **__: None)
     monkeypatch.setattr(device_session, "TimesliceHandoff", refused)
     chosen = Chosen(Placement.TIMESLICE, 0, "asked for")
     terms = device_session._agree(GEOMETRY, {3: CACHE, 7: CACHE}, chosen, 0, ClientSettings())
