@@ -42,6 +42,7 @@ _RUNS = (
     "tests.gates.runs_topk",
     "tests.gates.runs_indexer",
     "tests.gates.runs_device_inputs",
+    "tests.gates.runs_row_places",
     "tests.gates.runs_large",
     "tests.gates.runs_peer_faults",
     "tests.gates.runs_recorded",
