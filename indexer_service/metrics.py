@@ -11,6 +11,8 @@ from ipc_handoff.telemetry.metrics import Metrics, Observed
 from ipc_handoff.telemetry.stage_metrics import record_stages
 
 _SIDE = "service"
+_PREFIX = "STEP_STATUS_"
+_UNSPECIFIED = f"{_PREFIX}UNSPECIFIED"
 
 
 class StepMetrics(StepObserver):
@@ -22,15 +24,15 @@ class StepMetrics(StepObserver):
         # A series that begins above zero hides its first event from a rate.
         for kind in FindingKind:
             metrics.count(catalogue.FINDINGS, 0, kind.value)
-        for status in pb.StepStatus.values():
-            if status != pb.STEP_STATUS_UNSPECIFIED:
+        for status in pb.StepStatus.keys():
+            if status != _UNSPECIFIED:
                 metrics.count(catalogue.STEPS, 0, _label(status))
         metrics.count(catalogue.FAULTED_ROWS, 0)
         metrics.count(catalogue.LOST_STAMPS, 0, _SIDE)
 
     def step_finished(self, step: FinishedStep) -> None:
         metrics, plan, report = self._metrics, step.plan, step.report
-        metrics.count(catalogue.STEPS, label=_label(report.status))
+        metrics.count(catalogue.STEPS, label=_label(pb.StepStatus.Name(report.status)))
         if report.fault_count:
             metrics.count(catalogue.FAULTED_ROWS, report.fault_count)
         if report.status == pb.STEP_STATUS_REJECTED:
@@ -66,5 +68,5 @@ class StepMetrics(StepObserver):
         self._metrics.observe(catalogue.TRACES, decisions)
 
 
-def _label(status: pb.StepStatus) -> str:
-    return pb.StepStatus.Name(status).removeprefix("STEP_STATUS_").lower()
+def _label(status: str) -> str:
+    return status.removeprefix(_PREFIX).lower()
