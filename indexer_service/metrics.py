@@ -11,8 +11,6 @@ from ipc_handoff.telemetry.metrics import Metrics, Observed
 from ipc_handoff.telemetry.stage_metrics import record_stages
 
 _SIDE = "service"
-_PREFIX = "STEP_STATUS_"
-_UNSPECIFIED = f"{_PREFIX}UNSPECIFIED"
 
 
 class StepMetrics(StepObserver):
@@ -24,8 +22,8 @@ class StepMetrics(StepObserver):
         # A series that begins above zero hides its first event from a rate.
         for kind in FindingKind:
             metrics.count(catalogue.FINDINGS, 0, kind.value)
-        for status in pb.StepStatus.keys():
-            if status != _UNSPECIFIED:
+        for status, number in pb.StepStatus.items():
+            if number != pb.STEP_STATUS_UNSPECIFIED:
                 metrics.count(catalogue.STEPS, 0, _label(status))
         metrics.count(catalogue.FAULTED_ROWS, 0)
         metrics.count(catalogue.LOST_STAMPS, 0, _SIDE)
@@ -69,4 +67,4 @@ class StepMetrics(StepObserver):
 
 
 def _label(status: str) -> str:
-    return status.removeprefix(_PREFIX).lower()
+    return status.removeprefix("STEP_STATUS_").lower()
