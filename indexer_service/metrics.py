@@ -22,15 +22,15 @@ class StepMetrics(StepObserver):
         # A series that begins above zero hides its first event from a rate.
         for kind in FindingKind:
             metrics.count(catalogue.FINDINGS, 0, kind.value)
-        for status in pb.StepStatus.values():
-            if status != pb.STEP_STATUS_UNSPECIFIED:
+        for status, number in pb.StepStatus.items():
+            if number != pb.STEP_STATUS_UNSPECIFIED:
                 metrics.count(catalogue.STEPS, 0, _label(status))
         metrics.count(catalogue.FAULTED_ROWS, 0)
         metrics.count(catalogue.LOST_STAMPS, 0, _SIDE)
 
     def step_finished(self, step: FinishedStep) -> None:
         metrics, plan, report = self._metrics, step.plan, step.report
-        metrics.count(catalogue.STEPS, label=_label(report.status))
+        metrics.count(catalogue.STEPS, label=_label(pb.StepStatus.Name(report.status)))
         if report.fault_count:
             metrics.count(catalogue.FAULTED_ROWS, report.fault_count)
         if report.status == pb.STEP_STATUS_REJECTED:
@@ -66,5 +66,5 @@ class StepMetrics(StepObserver):
         self._metrics.observe(catalogue.TRACES, decisions)
 
 
-def _label(status: pb.StepStatus) -> str:
-    return pb.StepStatus.Name(status).removeprefix("STEP_STATUS_").lower()
+def _label(status: str) -> str:
+    return status.removeprefix("STEP_STATUS_").lower()

@@ -22,7 +22,7 @@ _WORDS |= {"unless", "offset"}
 _NAME = r"[a-zA-Z_:][\w:]*"
 _GROUPED = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 _MATCHER = re.compile(rf'({_NAME})\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"')
-_VARIABLES = {"$__rate_interval": "1m", "$__range": "10m", "$instance": ".*", "$kind": ".*"}
+_VARIABLES = {"$__rate_interval": "10m", "$__range": "10m", "$instance": ".*", "$kind": ".*"}
 _VARIABLES |= {"$stage": "dsa.logits", "$slow": "1ms", "$__tags": 'job=~".*"'}
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from indexer_client import Session
+from ipc_handoff.stages import SERVICE_SPANS, WORKER_SPANS
 from tests.deploy.observability import metric_queries
 from tests.deploy.prometheus import LONG, Prometheus, scraping
 from tests.support.loopback import free_port, metrics_text
@@ -25,6 +26,7 @@ from tests.support.waiting import SOON, eventually
 from tests.support.workloads import Case, RandomSteps, Shape
 
 SHAPE = Shape(layers=(1, 2), requests=2)
+STAGES = len(WORKER_SPANS) + len(SERVICE_SPANS)
 CLEAN_STEPS = 5
 RACE = "torn_input"
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -98,10 +100,13 @@ def _run(
         assert own is not None
         ports = {"dsa-indexer-service": port, "dsa-indexer-worker": own}
         with scraping(_made(folder / "prometheus"), ports) as prometheus:
-            clean = [run.step(session) for _ in range(CLEAN_STEPS)]
-            _await(prometheus, 'sum(dsa_indexer_steps_total{status="answered"})', CLEAN_STEPS)
-            # A rate sees the race only if both sides were seen without it.
+            # A rate sees what happened only if its series was seen before: both sides, and the
+            # stages of a first step.
             _await(prometheus, f'count(dsa_indexer_findings_total{{kind="{RACE}"}})', 2)
+            clean = [run.step(session)]
+            _await(prometheus, "count(dsa_indexer_stage_seconds_count)", STAGES)
+            clean += [run.step(session) for _ in range(CLEAN_STEPS - 1)]
+            _await(prometheus, 'sum(dsa_indexer_steps_total{status="answered"})', CLEAN_STEPS)
             torn = run.step(session, torn=True)
             while not session.statistics.faulted_rows:  # the worker reads it with a later step
                 clean.append(run.step(session))
