@@ -19,17 +19,17 @@ _SM120, _REGISTERS = 120, 168
 
 @triton.jit(
     do_not_specialize=(*UNSPECIALISED, "ordinal"),
-    do_not_specialize_on_alignment=(*POINTERS, "state", "decision"),
+    do_not_specialize_on_alignment=(*POINTERS, "state", "decision", "found", "entries"),
 )
 def answer_or_rescue_kernel(
-    state, decision, ordinal, q, cache, weights, seq_lens, table, scores, enabled, out, heads,
-    pages, limit, page_stride: tl.int64, weight_row: tl.int64, weight_head: tl.int64,
+    state, decision, found, entries, ordinal, q, cache, weights, seq_lens, table, scores, enabled,
+    out, heads, pages, limit, page_stride: tl.int64, weight_row: tl.int64, weight_head: tl.int64,
     table_row: tl.int64, table_column: tl.int64, score_row: tl.int64, k, out_stride: tl.int64,
     NEXT_N: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, HEADS: tl.constexpr,
     D: tl.constexpr, PAGE: tl.constexpr, PADDED: tl.constexpr, BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr, BLOCK: tl.constexpr, ALIGN: tl.constexpr, NATIVE: tl.constexpr,
     ASSEMBLY: tl.constexpr, K: tl.constexpr, BACK: tl.constexpr, VECTOR: tl.constexpr,
-    PDL: tl.constexpr,
+    CHECKED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As `hand_back_kernel` for the rows of a request, by program (0, request), and then as
     `rescue_kernel`: one of the two writes nothing.
@@ -38,8 +38,8 @@ def answer_or_rescue_kernel(
     """
     request = tl.cast(tl.program_id(1), tl.int64)
     hand_rows_back(
-        state, decision, out, request * NEXT_N, (request + 1) * NEXT_N, ordinal, out_stride,
-        NEXT_N, K, BACK, VECTOR, ASSEMBLY, PDL,
+        state, decision, found, entries, out, request * NEXT_N, (request + 1) * NEXT_N, ordinal,
+        out_stride, NEXT_N, K, BACK, VECTOR, CHECKED, ASSEMBLY, PDL,
     )  # fmt: skip
     if tl.load(enabled) == 0:
         return
@@ -61,10 +61,12 @@ def answer_or_rescue(memory: WorkerMemory, inputs: RescueInputs, *, ordinal: int
     dependent = dependent_launch(memory.device)
     k, out = memory.geometry.top_k, inputs.out
     answer_or_rescue_kernel[(1, len(inputs.q))](
-        memory.state, memory.decision, ordinal, **inputs.arguments(), K=k,
+        memory.state, memory.decision, memory.found.count, memory.found.entries, ordinal,
+        **inputs.arguments(), K=k,
         BACK=min(BLOCK, triton.next_power_of_2(k)),
         VECTOR=together(out.data_ptr(), out.stride(0) * INDEX_BYTES, k * INDEX_BYTES),
-        PDL=dependent, launch_pdl=dependent, maxnreg=most_registers(architecture(memory.device)),
+        CHECKED=memory.checks_generations, PDL=dependent, launch_pdl=dependent,
+        maxnreg=most_registers(architecture(memory.device)),
     )  # fmt: skip
 
 

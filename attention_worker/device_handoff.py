@@ -18,6 +18,7 @@ from indexer_client.attachment import Attachment
 from indexer_client.inputs import StepInputs
 from ipc_handoff.kernels.hand_back import KINDS, hand_back
 from ipc_handoff.kernels.publish import forget_armed, publish
+from ipc_handoff.kernels.share import share
 from ipc_handoff.kernels.stage import stage
 from ipc_handoff.kernels.wait import FEW_ROWS, wait
 from ipc_handoff.kernels.words import Told, WaitEnd
@@ -60,7 +61,7 @@ class DeviceHandoff:
         wait_bound: seconds without progress of the service after which a wait ends.
 
     Attributes:
-        counts: what the kernels count.
+        counts: what the kernels count. found: where they tell what contradicts itself.
     """
 
     def __init__(self, memory: WorkerMemory, wait_bound: float) -> None:
@@ -71,6 +72,11 @@ class DeviceHandoff:
         self._may_be_armed = False
         self._told: npt.NDArray[np.int64] = memory.told.numpy()
         self.counts = DeviceCounts(memory)
+        self.found = memory.found
+
+    def follow(self, begun: Tensor) -> None:
+        """Before the first capture: int64 [1] on the device, see `WorkerMemory.begun`."""
+        self._memory.begun = begun
 
     def warm_up(self, inputs: StepInputs) -> None:
         """Make the kernels that publish and hand back. Before `start`: they go by an attachment
@@ -93,6 +99,7 @@ class DeviceHandoff:
             shape = (min(rows, memory.geometry.max_rows), memory.geometry.top_k)
             out = torch.empty(shape, dtype=torch.int32, device=memory.device)
             hand_back(memory, out, ordinal=0)
+        self.share(0, out)
 
     def start(self) -> None:
         self._watchdog.start()
@@ -160,6 +167,15 @@ class DeviceHandoff:
         if self._may_be_armed:
             forget_armed(self._memory)
             self._may_be_armed = False
+
+    def share(self, ordinal: int, indices: Tensor) -> None:
+        """Enqueue a look at what a layer without an indexer attends to; can be captured.
+
+        Args:
+            ordinal: of the layer whose selection it shares; indices: int32 [T, top_k].
+        """
+        if self._memory.checks_shared_indices:
+            share(self._memory, indices, ordinal=ordinal)
 
     def layer(
         self,

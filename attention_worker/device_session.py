@@ -35,6 +35,7 @@ from indexer_service.kernels.k_cache.layout import check_k_cache
 from indexer_service.kernels.warm_up import Progress, warm_up
 from ipc_handoff import cuda_runtime
 from ipc_handoff.banks import Bank, BankPool, k_cache_region
+from ipc_handoff.detectors import Detector, detectors
 from ipc_handoff.errors import RegionError
 from ipc_handoff.findings import FindingListener
 from ipc_handoff.kernels.worker_memory import WorkerMemory
@@ -230,7 +231,14 @@ def _make_handoff(
     geometry: HandoffGeometry, placement: Placement, own: int, settings: ClientSettings
 ) -> DeviceHandoff:
     kind = TimesliceHandoff if placement is Placement.TIMESLICE else DeviceHandoff
-    return kind(WorkerMemory(geometry, torch.device("cuda", own)), _wait_bound(settings))
+    enabled = detectors(settings.detectors)
+    memory = WorkerMemory(
+        geometry,
+        torch.device("cuda", own),
+        checks_generations=Detector.GENERATIONS in enabled,
+        checks_shared_indices=Detector.SHARED_INDICES in enabled,
+    )
+    return kind(memory, _wait_bound(settings))
 
 
 def _wait_bound(settings: ClientSettings) -> float:

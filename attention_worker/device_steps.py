@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attention_worker.device_findings import DeviceFindings
 from attention_worker.device_handoff import DeviceHandoff
 from attention_worker.device_traces import DeviceTraces, HostStamps
 from attention_worker.inline_kernels import InlineKernels
@@ -20,6 +21,7 @@ from indexer_client.step import Begun
 from indexer_client.worker_session import WorkerSession
 from ipc_handoff.banks import BankPool
 from ipc_handoff.findings import FindingListener
+from ipc_handoff.kernels.found import Found
 from ipc_handoff.stamps import StepTimes
 from ipc_handoff.telemetry.log_ids import log_lines_of
 from ipc_handoff.telemetry.metrics import Metrics
@@ -57,6 +59,10 @@ class DeviceSteps(WorkerSession):
         self._device = device
         self._ordinals = {layer: i for i, layer in enumerate(self.geometry.layers)}
         self._shape: StepShape | None = None
+        found = Found(device) if handoff is None else handoff.found
+        self._device_findings = DeviceFindings(self._findings, found)
+        if handoff is not None:
+            handoff.follow(inline.begun)
         self._device_traces: DeviceTraces | None = None
         if self._traces is not None or self._metrics is not None:
             self._device_traces = DeviceTraces(self._traces, self._metrics, stamps)
@@ -77,6 +83,7 @@ class DeviceSteps(WorkerSession):
         self._check_process()
         if self._handoff is not None:
             self._handoff.close()
+        self._device_findings.tell(self.epoch or 0)
         if self._device_traces is not None:
             self._device_traces.close()
         super().close()
@@ -132,7 +139,10 @@ class DeviceSteps(WorkerSession):
         )
         if self._handoff is not None:
             self._handoff.warm_up(nothing)
-        self._inline.take(nothing)
+        row = torch.zeros(1, dtype=torch.int64, device=device)
+        for inputs in (nothing, replace(nothing, positions=row, slots=row - 1)):
+            for is_posted in (True, False):
+                self._inline.take(inputs, 0, self._device_findings.looks(is_posted))
         for each in next_n:
             for requests in (1, 2, 4, 8, 16):
                 rows = requests * each
@@ -168,17 +178,15 @@ class DeviceSteps(WorkerSession):
         self._record(inputs, self.geometry.layers)
         if self._device_traces is not None:
             self._device_traces.end_step()
-        self._look_after_attachment()
+        self.look()
         before = self._attachment
         begun = self._next_step(inputs)
+        is_posted = False
         if self._handoff is not None:
             if begun.attachment is not before:
                 self._handoff.exchanged(before, begun.attachment)
-            if begun.attachment is not None and self._posted(begun.attachment, begun, inputs):
-                self._handoff.publish(begun.attachment, begun.number, inputs)
-            else:
-                self._handoff.skip()
-        self._inline.take(inputs)
+            is_posted = self._publish(self._handoff, begun, inputs)
+        self._inline.take(inputs, begun.number, self._device_findings.looks(is_posted))
         if self._device_traces is not None:
             self._device_traces.begin_step(begun)
         self._shape = shape
@@ -234,6 +242,26 @@ class DeviceSteps(WorkerSession):
             inline=self._inline.layer(layer, q, weights, shape, out),
         )
 
+    def share(self, layer: int, indices: Tensor) -> None:
+        """Enqueue a look, before a layer without an indexer attends to an earlier one's selection.
+
+        If no layer has selected since the step began, the rows become -1, and that is a finding.
+        Nothing is looked at where there will never be a service.
+
+        Args:
+            layer: id of the layer that selects.
+            indices: int32 [T, top_k], rows contiguous, the buffer that was `out` of all selections.
+
+        Raises:
+            ValueError: another layer, or the tensor lies elsewhere.
+        """
+        if layer not in self._ordinals:
+            known = ", ".join(map(str, self.geometry.layers))
+            raise ValueError(f"layer: {layer} has no indexer (fix: one of {known})")
+        check_placed("indices", indices, self._device)
+        if self._handoff is not None:
+            self._handoff.share(self._ordinals[layer], indices)
+
     def _shape_of_forward(self, rows: int, is_cuda: bool) -> StepShape:
         shape = self._shape
         if shape is None or rows < shape.rows or rows > self.geometry.max_rows:
@@ -251,6 +279,12 @@ class DeviceSteps(WorkerSession):
                 )
             return StepShape.of_decodes(rows, shape.rows_per_decode, self.geometry.max_context)
         return shape
+
+    def look(self) -> None:
+        """Tell what was found so far, as the next step would; never waits. Between steps."""
+        self._check_process()
+        self._device_findings.tell(self.epoch or 0)
+        self._look_after_attachment()
 
     def _look_after_attachment(self) -> None:
         """At the end of a step: what device and service have told about the attachment."""
@@ -273,6 +307,15 @@ class DeviceSteps(WorkerSession):
             how = f"the service gave up {cancelled - self._cancelled_told} steps"
             self._findings.wait_ended(self._steps, attachment.epoch, None, how)
         self._cancelled_told = cancelled
+
+    def _publish(self, handoff: DeviceHandoff, begun: Begun, inputs: StepInputs) -> bool:
+        """Send a step's plan and publish it; False: the step is inline."""
+        attachment = begun.attachment
+        if attachment is None or not self._posted(attachment, begun, inputs):
+            handoff.skip()
+            return False
+        handoff.publish(attachment, begun.number, inputs)
+        return True
 
     def _posted(self, attachment: Attachment, begun: Begun, inputs: StepInputs) -> bool:
         """Send the plan; False: the step is inline, and the attachment over."""

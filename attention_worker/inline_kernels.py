@@ -15,16 +15,41 @@ from attention_worker.plan_numbers import PlanNumbers
 from attention_worker.step_shape import StepShape
 from indexer_client.inputs import StepInputs
 from indexer_service.kernels.architecture import processors, sized_for
-from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked, faults_of
+from indexer_service.kernels.device_inputs import DeviceInputs, copy_checked
 from indexer_service.kernels.indexer.rescue import RescueInputs, rescue, rescue_bytes
 from indexer_service.kernels.indexer.windows import DEFAULT_WORKSPACE
-from indexer_service.kernels.step import RowFault, enqueue_step
+from indexer_service.kernels.row_places import Told
+from indexer_service.kernels.step import enqueue_step
+from ipc_handoff.kernels.found import Found, tell_found
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 
 _NONE = -1
 _SHADOW = 4
 """Of the programs that a layer is computed by where nobody else works: one part in so many."""
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What the copy of a step's inputs looks at besides what it must.
+
+    Attributes:
+        found: where it is told. faults: requests that are not trusted. rows: positions and slots.
+    """
+
+    found: Found
+    faults: bool
+    rows: bool
+
+    def of(self, inputs: StepInputs, step: Tensor) -> Told:
+        return Told(
+            tell_found,
+            (self.found.count, self.found.entries),
+            step,
+            inputs.positions if self.rows else None,
+            inputs.slots if self.rows else None,
+            self.faults,
+        )
 
 
 class InlineKernels:
@@ -37,6 +62,9 @@ class InlineKernels:
         k_caches: by layer, uint8 [pages, page, D+4] on `device`.
         device: of the worker.
         workspace: bytes for temporaries (default: 256 MiB).
+
+    Attributes:
+        begun: int64 [1] on the device, the newest step whose inputs were taken.
     """
 
     def __init__(
@@ -55,15 +83,19 @@ class InlineKernels:
         self._pages = min(len(k_cache) for k_cache in k_caches.values())
         self._inputs = DeviceInputs(geometry.max_requests, geometry.table_width, device)
         self._numbers = PlanNumbers(geometry.max_requests, device)
+        self.begun = self._numbers.step
         self._row_ends = torch.zeros(geometry.max_rows, dtype=torch.int32, device=device)
 
-    def take(self, inputs: StepInputs) -> None:
+    def take(self, inputs: StepInputs, step: int, looks: "Looks | None" = None) -> None:
         """Enqueue the checked copy of a step's lengths and table; never waits.
 
         All requests that any graph could look at are written: those behind the step's get
         length 0, so that a padded batch selects nothing for them.
+
+        Args:
+            looks: what is looked at besides, and told; None: nothing.
         """
-        self._numbers.send(inputs)
+        self._numbers.send(inputs, step)
         copy_checked(
             self._inputs,
             self._numbers.device_numbers,
@@ -74,6 +106,7 @@ class InlineKernels:
             pages=self._pages,
             page_size=self._geometry.page_size,
             row_ends=self._row_ends,
+            told=None if looks is None else looks.of(inputs, self.begun),
         )
 
     def select(
@@ -152,10 +185,6 @@ class InlineKernels:
 
     def _table(self, shape: StepShape) -> Tensor:
         return self._inputs.block_table[: shape.requests, : self._columns(shape)]
-
-    def faults(self, requests: int) -> list[RowFault]:
-        """What was wrong with the newest step's inputs. Waits for the device: for people."""
-        return faults_of(self._inputs.faults[:requests].tolist())
 
 
 @dataclass(frozen=True)

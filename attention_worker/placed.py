@@ -30,3 +30,6 @@ def check_inputs(inputs: StepInputs, device: torch.device) -> None:
     check_placed("query_start", inputs.query_start, device)
     check_placed("seq_lens", inputs.seq_lens, device)
     check_placed("block_table", inputs.block_table, device)
+    for name, tensor in (("positions", inputs.positions), ("slots", inputs.slots)):
+        if tensor is not None:
+            check_placed(name, tensor, device)

@@ -77,21 +77,25 @@ def detector_pieces(results: Path) -> None:
 
 
 def detectors_gpu(results: Path) -> None:
-    """Put what the detectors cost on a GPU between its marks."""
+    """Put what detectors and traces cost on a GPU between its marks."""
     record = read(results)
+    found: dict[str, Any] = record["results"]
     rows = [
         (
             shape,
-            *(f"{one['step_us'][way][0]:.0f}" for way in ("none", "all")),
-            f"{one['step_ratio']:.4f}",
-            *(f"{one['begin_step_us'][way]:.0f}" for way in ("none", "all")),
+            f"`{way}`",
+            f"{of['step_us']:.0f}",
+            f"{of['added_percent']:+.2f} %" if "added_percent" in of else "",
+            f"{of['begin_step_us']:.0f}",
             "all" if one["answered"] else "not all",
         )
-        for shape, one in record["results"].items()
+        for shape, one in found["shapes"].items()
+        for way, of in one["ways"].items()
     ]
     head = (
-        "requests x context", "GPU time of a step, p50 µs: `none`", "`all`", "ratio",
-        "`begin_step`, p50 µs: `none`", "`all`", "layers answered",
+        "requests x context", "way", "step p50, µs", "more than `off` in the same turn, p50",
+        "`begin_step`, p50 µs", "layers answered",
     )  # fmt: skip
+    missing = [f"Not measured: {name}: {why}" for name, why in found["failed"].items()]
     table = markdown_table(head, rows)
-    put(DIAGNOSING, "detectors gpu", "\n\n".join([origin(record, results), table]))
+    put(DIAGNOSING, "detectors gpu", "\n\n".join([origin(record, results), table, *missing]))

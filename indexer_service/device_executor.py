@@ -26,7 +26,7 @@ from indexer_service.step_findings import ServiceFindings
 from indexer_service.step_flags import POLLING, flags_of
 from indexer_service.step_graphs import GraphKey, StepGraphs, first_shapes, key_of, shape_of
 from indexer_service.step_inputs import k_caches_of, offsets_of
-from indexer_service.step_kernels import RESULT_HEAD, STEP_WORDS, LaunchShape, StepKernels
+from indexer_service.step_kernels import STEP_WORDS, LaunchShape, StepKernels
 from indexer_service.step_slots import StepSlot, StepSlots
 from ipc_handoff.detectors import NO_DETECTION, Detection
 from ipc_handoff.kernels.clock import ClockOffset, clock_offset
@@ -107,6 +107,8 @@ class DeviceExecutor:
             self._kernels = StepKernels(
                 geometry, device, self._bank.staging_address, self._bank.answers_address,
                 int(self._gate_bound * _NANOSECONDS), self._engine.workspace, self._flags,
+                checks_generations=self._findings.checks_generations,
+                counts_nan=self._findings.counts_nan,
             )  # fmt: skip
             plan, result = self._kernels.plan, self._kernels.result
             cells = len(self._kernels.stamps_of(0))
@@ -116,6 +118,7 @@ class DeviceExecutor:
                         self._stream.pinned(len(plan), torch.int32),
                         self._stream.pinned(len(result), torch.int32),
                         self._stream.pinned(cells, torch.int64),
+                        len(geometry.layers),
                     )
                     for _ in range(self.most_in_flight)
                 ]
@@ -191,8 +194,8 @@ class DeviceExecutor:
             self._after_failure(plan.step, slot)
             raise
         return DeviceStep(
-            plan, report, offsets, slot, self._slots, mark, self._stages, self._gate_bound,
-            self._engine.device, self._findings,
+            plan, report, offsets, self._ordinals, slot, self._slots, mark, self._stages,
+            self._gate_bound, self._engine.device, self._findings,
         )  # fmt: skip
 
     def _check_prepared(self, plan: pb.StepPlan) -> None:
@@ -214,7 +217,7 @@ class DeviceExecutor:
         assert budget is not None
         slot.plan[:STEP_WORDS].view(torch.int64)[0] = plan.step
         pack_numbers(
-            slot.plan[STEP_WORDS:], rows=plan.rows, requests=plan.requests,
+            slot.plan[kernels.numbers], rows=plan.rows, requests=plan.requests,
             decode_requests=plan.decode_requests, rows_per_decode=plan.rows_per_decode,
             max_length=plan.max_length, exact_lengths=plan.exact.seq_lens or None,
             exact_offsets=plan.exact.query_start or None,
@@ -230,7 +233,9 @@ class DeviceExecutor:
             else:
                 kernels.launch(self._shape(plan, offsets), caches, budget.spend)
             budget.spend(_LAUNCHES_A_STEP)
-            words = RESULT_HEAD + FAULT_WORDS * plan.requests
+            words = len(slot.result) - FAULT_WORDS * (
+                self._at.geometry.max_requests - plan.requests
+            )
             slot.result[:words].copy_(kernels.result[:words], non_blocking=True)
             if self._stages is not None and is_timed(plan):
                 slot.stamps.copy_(kernels.stamps_of(plan.step), non_blocking=True)

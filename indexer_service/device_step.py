@@ -1,6 +1,6 @@
 """One step on a GPU's stream, from its launch to its report, and the times of its stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -10,6 +10,7 @@ from indexer_service.executor import StepCancelled
 from indexer_service.step_findings import ServiceFindings
 from indexer_service.step_inputs import report_faults
 from indexer_service.step_slots import StepSlot, StepSlots
+from ipc_handoff.generations import Generation
 from ipc_handoff.kernels.clock import ClockOffset, HostsClock
 from ipc_handoff.kernels.words import GateEnd
 from ipc_handoff.stages import SERVICE_STAGES
@@ -59,6 +60,7 @@ class DeviceStep:
 
     Args:
         offsets: first row of each request, and the number of rows.
+        ordinals: of the session's layers, by their ids.
         slot: goes back to `slots` when the step is finished.
         mark: behind the step's last copy.
         stages: if times are told at all.
@@ -72,6 +74,7 @@ class DeviceStep:
         plan: pb.StepPlan,
         report: pb.StepReport,
         offsets: Sequence[int],
+        ordinals: Mapping[int, int],
         slot: StepSlot,
         slots: StepSlots,
         mark: Mark,
@@ -83,7 +86,7 @@ class DeviceStep:
         self._device = device
         self._findings = findings
         self._plan, self._report = plan, report
-        self._offsets = offsets
+        self._offsets, self._ordinals = offsets, ordinals
         self._slot, self._slots = slot, slots
         self._mark = mark
         self._stages = stages
@@ -96,8 +99,8 @@ class DeviceStep:
 
     def finish(self) -> None:
         plan, slot = self._plan, self._slot
-        live, reason, answered = slot.live
-        faults = slot.faults(plan.requests)
+        live, reason, answered, seen = slot.live
+        faults, nan_rows = slot.faults(plan.requests), slot.nan_rows
         if self._stages is not None and is_timed(plan):
             self._times = self._stages.of(plan.step, slot.stamps.tolist())
         self._slots.give_back(slot)
@@ -105,10 +108,23 @@ class DeviceStep:
         if live or answered:  # otherwise a newer step's data may have been what was looked at
             report_faults(self._report, faults, self._offsets)
             self._findings.faults(self._report)
+        for layer in plan.layers[:answered]:
+            row = nan_rows[self._ordinals[layer]]
+            if row is not None:
+                self._findings.nan_row(plan, layer, row, self._offsets)
         if not live:
             if reason == GateEnd.LATE:
                 self._findings.gate_late(plan, self._late_layer(answered), self._gate_bound)
-            raise StepCancelled(_WHY[GateEnd(reason)].format(bound=self._gate_bound))
+            raise StepCancelled(self._why(GateEnd(reason), answered, seen))
+
+    def _why(self, reason: GateEnd, answered: int, seen: Generation) -> str:
+        """Why the step was given up; races are told."""
+        if reason is GateEnd.RACED_INPUTS:
+            return self._findings.inputs_slot(self._plan, seen)
+        if reason is GateEnd.RACED_LAYER:
+            layer = self._plan.layers[answered]
+            return self._findings.layer_slot(self._plan, self._ordinals[layer], seen)
+        return _WHY[reason].format(bound=self._gate_bound)
 
     def _late_layer(self, answered: int) -> int | None:
         """Whose gate it was; of the step's own one and its first layer's is only known that."""

@@ -19,7 +19,7 @@ class ServiceFindings(SideFindings):
 
     def __init__(self, detection: Detection, layers: Sequence[int]) -> None:
         super().__init__(detection, layers)
-        self._counts_nan = detection.has(Detector.NAN_SCORES)
+        self.counts_nan = detection.has(Detector.NAN_SCORES)
 
     def faults(self, report: pb.StepReport) -> None:
         """Requests that the guard of inputs did not trust, as they are reported."""
@@ -27,9 +27,9 @@ class ServiceFindings(SideFindings):
 
     def gate_late(self, plan: pb.StepPlan, layer: int | None, seconds: float) -> None:
         """A gate ended by its bound. layer: id, where it is known."""
-        if self._detection.has(Detector.WAITS):
+        if self.has(Detector.WAITS):
             expected = f"the worker within {seconds:g} s"
-            self._tell(
+            self.tell(
                 FindingKind.WAIT_ENDED, plan.step, plan.epoch, layer, _GATE, expected, "nobody"
             )
 
@@ -37,20 +37,20 @@ class ServiceFindings(SideFindings):
         """Lengths and tables are another step's, as their slot says: what that means."""
         kind = _slot_kind(seen, Generation(plan.step))
         found = f"step {seen.step}{'' if seen.is_written else ', being written'}"
-        self._tell(kind, plan.step, plan.epoch, None, _GATE, f"step {plan.step}", found)
+        self.tell(kind, plan.step, plan.epoch, None, _GATE, f"step {plan.step}", found)
         return f"{kind}: the slot of its lengths and tables holds {found}"
 
     def layer_slot(self, plan: pb.StepPlan, ordinal: int, seen: Generation) -> str:
         """q and weights are another layer's, as their slot says: what that means."""
         wanted = Generation(plan.step, ordinal)
         kind, stage = _slot_kind(seen, wanted), _GATE if seen < wanted else _LOGITS
-        expected, found = named(wanted, self._layers), named(seen, self._layers)
-        self._tell(kind, plan.step, plan.epoch, self._layers[ordinal], stage, expected, found)
+        expected, found = named(wanted, self.layers), named(seen, self.layers)
+        self.tell(kind, plan.step, plan.epoch, self.layers[ordinal], stage, expected, found)
         return f"{kind}: the slot of its q and weights holds {found}"
 
     def nan_rows(self, rows: int) -> torch.Tensor | None:
         """bool [rows] for the engine to mark; None if nobody asks."""
-        return torch.zeros(rows, dtype=torch.bool) if self._counts_nan else None
+        return torch.zeros(rows, dtype=torch.bool) if self.counts_nan else None
 
     def nan_scores(
         self, plan: pb.StepPlan, layer: int, nan_rows: torch.Tensor | None, offsets: torch.Tensor
@@ -59,12 +59,18 @@ class ServiceFindings(SideFindings):
         if nan_rows is None or not nan_rows.any():
             return
         rows = nan_rows.nonzero().flatten().tolist()
-        request = f"#{bisect_right(offsets.tolist(), rows[0]) - 1}"
-        seen = f"NaN in {len(rows)} rows"
-        self._tell(
-            FindingKind.NAN_SCORES, plan.step, plan.epoch, layer, _LOGITS, "numbers", seen, rows[0],
-            request,
-        )  # fmt: skip
+        self._nan(plan, layer, rows[0], offsets.tolist(), f"NaN in {len(rows)} rows")
+
+    def nan_row(self, plan: pb.StepPlan, layer: int, row: int, offsets: Sequence[int]) -> None:
+        """The first row that held NaN, where others are not counted. As `nan_scores`."""
+        self._nan(plan, layer, row, offsets, "NaN")
+
+    def _nan(
+        self, plan: pb.StepPlan, layer: int, row: int, offsets: Sequence[int], seen: str
+    ) -> None:
+        request = f"#{bisect_right(offsets, row) - 1}"
+        kind = FindingKind.NAN_SCORES
+        self.tell(kind, plan.step, plan.epoch, layer, _LOGITS, "numbers", seen, row, request)
 
 
 def _slot_kind(seen: Generation, wanted: Generation) -> FindingKind:

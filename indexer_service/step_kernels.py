@@ -20,6 +20,7 @@ from indexer_service.kernels.device_inputs import (
 )
 from indexer_service.kernels.dispatch import TRITON
 from indexer_service.kernels.epilogue import Epilogue
+from indexer_service.kernels.nan_seen import NanSeen
 from indexer_service.kernels.step import enqueue_step
 from indexer_service.step_flags import POLLING, Polling
 from ipc_handoff.banks import StagingSlot
@@ -34,11 +35,19 @@ from ipc_handoff.words import WORD_BYTES
 STEP_WORDS = 2
 """int32 words of the step's number, in front of the step's other numbers."""
 
-RESULT_HEAD = 4
-"""int32 words in front of the faults in a result: `Live`, and a gap up to 16 bytes."""
+RESULT_HEAD = 8
+"""int32 words in front of the faults in a result, behind the NaN words: `Live`, and a gap."""
+
+_NAN_WORDS = 4
+"""Of these there is a multiple, so that what follows is aligned."""
 
 _LAUNCHES_A_LAYER, _LAUNCHES_A_STAGE = 4, 5
 """At the most, where scores and selection are Triton's; a stage includes gathering its keys."""
+
+
+def nan_words(layers: int) -> int:
+    """int32 words in front of a result: one a layer, see `NanSeen`, and a gap."""
+    return -(-layers // _NAN_WORDS) * _NAN_WORDS
 
 
 @dataclass(frozen=True)
@@ -95,11 +104,15 @@ class StepKernels:
         gate_bound: nanoseconds after which a gate gives the step up.
         workspace: bytes for temporaries of one window.
         flags: how the stream waits for the worker.
+        checks_generations: whether kernels look whose data the slots hold.
+        counts_nan: whether they note scores that are NaN.
 
     Attributes:
-        plan: int32, the step's number and then its numbers (`device_inputs`): written before
-            every step, in one copy.
-        result: int32, `Live` and, from RESULT_HEAD on, the faults: read behind every step.
+        plan: int32, the step's number, its numbers (`device_inputs`), and zeros in the place of the
+            result's NaN words: written before every step, in one copy.
+        numbers: where in it they are.
+        result: int32, the NaN words (`nan_words`), `Live`, and, RESULT_HEAD words on, the faults:
+            read behind every step.
         closing: int64 [1] in pinned host memory; not 0: steps end.
     """
 
@@ -112,6 +125,9 @@ class StepKernels:
         gate_bound: int,
         workspace: int,
         flags: Polling = POLLING,
+        *,
+        checks_generations: bool = True,
+        counts_nan: bool = True,
     ) -> None:
         self.geometry = geometry
         self.device = device
@@ -119,21 +135,29 @@ class StepKernels:
         self._flags = flags
         self._workspace = workspace
         requests = geometry.max_requests
-        words = STEP_WORDS + numbers_size(requests)
-        self.plan = torch.zeros(words, dtype=torch.int32, device=device)
-        self._numbers = self.plan[STEP_WORDS:]
-        words = RESULT_HEAD + FAULT_WORDS * requests
-        self.result = torch.zeros(words, dtype=torch.int32, device=device)
-        self._memory = ServiceMemory(geometry, device, staging, answers)
+        layers = len(geometry.layers)
+        self.numbers = slice(STEP_WORDS, STEP_WORDS + numbers_size(requests))
+        begin = -(-self.numbers.stop // _NAN_WORDS) * _NAN_WORDS
+        head = nan_words(layers)
+        words = torch.zeros(
+            begin + head + RESULT_HEAD + FAULT_WORDS * requests, dtype=torch.int32, device=device
+        )
+        self.plan, self.result = words[: begin + head], words[begin:]
+        self._numbers = self.plan[self.numbers]
+        seen = [self.result[layer : layer + 1] for layer in range(layers)]
+        self._nan = [NanSeen(word) for word in seen] if counts_nan else [None] * layers
+        self._memory = ServiceMemory(
+            geometry, device, staging, answers, checks_generations=checks_generations
+        )
         # Where they travel with the rest, in one copy each way.
         self._memory.step = self.plan[:STEP_WORDS].view(torch.int64)
-        self._memory.live = self.result[: len(Live)]
+        self._memory.live = self.result[head : head + len(Live)]
         self._memory.enabled = self._memory.live[Live.LIVE : Live.LIVE + 1]
         self._inputs = DeviceInputs(
             requests,
             geometry.table_width,
             device,
-            faults=self.result[RESULT_HEAD:].view(requests, FAULT_WORDS),
+            faults=self.result[head + RESULT_HEAD :].view(requests, FAULT_WORDS),
         )
         self._row_ends = torch.zeros(geometry.max_rows, dtype=torch.int32, device=device)
         self._staging = [self._staging_slot(staging, slot) for slot in range(geometry.slots)]
@@ -173,7 +197,7 @@ class StepKernels:
         rows = slice(shape.rows)
         row_ends = self._row_ends[rows] if has_prefill else None
         self._flags.sleep(Gate.PUBLISHED)
-        gate(memory, Gate.PUBLISHED, bound=self._gate_bound)
+        gate(memory, Gate.PUBLISHED, slot=shape.slot, bound=self._gate_bound)
         copy_checked(
             self._inputs, self._numbers, slot.query_start, slot.seq_lens, slot.block_table,
             bucket=shape.requests, pages=min(len(cache) for cache in caches),
@@ -182,7 +206,7 @@ class StepKernels:
         kind = Gate.FIRST_LAYER
         for ordinal, cache in zip(shape.ordinals, caches, strict=True):
             self._flags.sleep(kind, ordinal)
-            gate(memory, kind, ordinal=ordinal, bound=self._gate_bound)
+            gate(memory, kind, slot=shape.slot, ordinal=ordinal, bound=self._gate_bound)
             kind = Gate.LAYER
             enqueue_step(
                 slot.q[rows], slot.weights[rows], cache, self._inputs.seq_lens[requests],
@@ -190,8 +214,9 @@ class StepKernels:
                 decode_requests=shape.decode_requests, rows_per_decode=shape.rows_per_decode,
                 offsets=shape.offsets, length_bounds=shape.length_bounds, row_ends=row_ends,
                 out=self._answers[shape.slot][rows], enabled=memory.enabled,
-                epilogue=self._tells(ordinal),
+                epilogue=self._tells(ordinal, shape.slot),
                 workspace=self._workspace, on_stage=self._progress(spend), impl=TRITON,
+                nan=self._nan[ordinal],
             )  # fmt: skip
             self._flags.answered(memory, ordinal)
             spend(_LAUNCHES_A_LAYER)
@@ -209,10 +234,11 @@ class StepKernels:
         """int64: a generation, the step if it still has the place, and a time a layer and stage."""
         return self._stamps[step % DEVICE_STAMPED_STEPS]
 
-    def _tells(self, ordinal: int) -> Epilogue:
+    def _tells(self, ordinal: int, slot: int) -> Epilogue:
         """Rings for a layer when its answer is written."""
         memory = self._memory
-        return Epilogue(tell_layer, telling(memory, ordinal), partial(done, memory, ordinal))
+        alone = partial(done, memory, ordinal, slot)
+        return Epilogue(tell_layer, telling(memory, ordinal, slot), alone)
 
     def _progress(self, spend: Callable[[int], None]) -> Callable[[str], None]:
         """Tells of every window but a layer's last one, of which its bell tells."""

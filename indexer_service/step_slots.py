@@ -3,35 +3,63 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from indexer_service.kernels.device_inputs import FAULT_WORDS, faults_of
+from indexer_service.kernels.nan_seen import row_of
 from indexer_service.kernels.step import RowFault
-from indexer_service.step_kernels import RESULT_HEAD
+from indexer_service.step_kernels import RESULT_HEAD, nan_words
+from ipc_handoff.generations import Generation
 from ipc_handoff.kernels.words import Live
+
+
+class StepEnd(NamedTuple):
+    """Attributes:
+    is_live: it was wanted to its end; otherwise `reason` is a `GateEnd`.
+    answered: layers that were. seen: what a slot held, where that is the reason.
+    """
+
+    is_live: bool
+    reason: int
+    answered: int
+    seen: Generation
 
 
 @dataclass(frozen=True)
 class StepSlot:
     """Attributes:
     plan: int32, as `StepKernels.plan`; result: int32, as `StepKernels.result`.
+    layers: of the session.
     stamps: int64, a step's block of stamps.
     """
 
     plan: Tensor
     result: Tensor
     stamps: Tensor
+    layers: int
 
     @property
-    def live(self) -> Sequence[int]:
-        """The words of `Live`."""
-        words: list[int] = self.result[: len(Live)].tolist()
-        return words
+    def live(self) -> StepEnd:
+        """What the words of `Live` say."""
+        live = self.result[nan_words(self.layers) :][: len(Live)]
+        words = live.tolist()
+        (seen,) = live[Live.SEEN : Live.SEEN + 2].view(torch.int64).tolist()
+        return StepEnd(
+            bool(words[Live.LIVE]), words[Live.REASON], words[Live.ANSWERED], Generation.of(seen)
+        )
+
+    @property
+    def nan_rows(self) -> list[int | None]:
+        """The first row of each of the session's layers whose scores hold NaN."""
+        return [row_of(word) for word in self.result[: self.layers].tolist()]
 
     def faults(self, requests: int) -> list[RowFault]:
         """Of the step's requests."""
-        words = self.result[RESULT_HEAD : RESULT_HEAD + FAULT_WORDS * requests]
+        begin = nan_words(self.layers) + RESULT_HEAD
+        words = self.result[begin : begin + FAULT_WORDS * requests]
         return faults_of(words.view(requests, FAULT_WORDS).tolist())
 
 

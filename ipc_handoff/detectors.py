@@ -23,7 +23,7 @@ class Detector(StrEnum):
     SHARED_INDICES = "shared_indices"
     """Selections that layers share are this step's."""
     NAN_SCORES = "nan_scores"
-    """Rows whose scores hold NaN. On a CPU."""
+    """Rows whose scores hold NaN."""
 
 
 _NAMES = "|".join(Detector)

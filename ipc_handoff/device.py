@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 
 from ipc_handoff.device_layout import DEVICE_LINE
+from ipc_handoff.generations import LAYER_BITS
 
 LINE = tl.constexpr(DEVICE_LINE)
+_LAYERS = tl.constexpr(1 << LAYER_BITS)
 
 _LOOK = tl.constexpr(
     """{
@@ -33,6 +35,17 @@ _RING = tl.constexpr(
     mov.u32 thread, %tid.x;
     setp.eq.u32 first, thread, 0;
     @first st.release.sys.global.u64 [$1], $2;
+    mov.b32 $0, 0;
+    }"""
+)
+_TELL = tl.constexpr(
+    """{
+    .reg .pred first;
+    .reg .b32 thread;
+    mov.u32 thread, %tid.x;
+    setp.eq.u32 first, thread, 0;
+    @first fence.acq_rel.sys;
+    @first st.relaxed.sys.global.u64 [$1], $2;
     mov.b32 $0, 0;
     }"""
 )
@@ -60,14 +73,25 @@ def look(address, PTX: tl.constexpr):
 
 
 @triton.jit
-def ring(address, value, PTX: tl.constexpr):
-    """Release a word to the whole system: what came before the last barrier is seen before it."""
+def _release(address, value, ASSEMBLY: tl.constexpr, PTX: tl.constexpr):
     if PTX:
         tl.inline_asm_elementwise(
-            _RING, "=r,l,l,~{memory}", [address, value], dtype=tl.int32, is_pure=False, pack=1
+            ASSEMBLY, "=r,l,l,~{memory}", [address, value], dtype=tl.int32, is_pure=False, pack=1
         )
     else:
         tl.atomic_xchg(word(address), value, sem="release", scope="sys")
+
+
+@triton.jit
+def ring(address, value, PTX: tl.constexpr):
+    """Release a word to the whole system: what came before the last barrier is seen before it."""
+    _release(address, value, _RING, PTX)
+
+
+@triton.jit
+def tell(address, value, PTX: tl.constexpr):
+    """As `ring`, for a word that the host alone reads: no kernel starts or goes on by it."""
+    _release(address, value, _TELL, PTX)
 
 
 @triton.jit
@@ -92,6 +116,18 @@ def int32_at(address):
 def line(base, number):
     """The address of a region's word number `number`."""
     return base + tl.cast(number, tl.int64) * LINE
+
+
+@triton.jit
+def generation(step, ordinal):
+    """Of a slot that holds this step's layer, see `Generation.word`; 1 less: being written."""
+    return (tl.cast(step, tl.int64) * _LAYERS + ordinal) * 2 + 1
+
+
+@triton.jit
+def held(address, asked):
+    """The generation there now; 0, and nothing is read, if nobody has asked."""
+    return tl.load(word(address), mask=asked, other=0, volatile=True)
 
 
 @triton.jit

@@ -2,7 +2,8 @@
 
 `staging` is read by the service and `answers` by the worker, so each lies on its reader's GPU: a
 word is polled where it is, and crosses a link once, when it is written. Both begin with the words
-that their writer rings; the slots of the host layout follow, then the service's stamps.
+that their writer rings; the slots of the host layout follow, then the service's stamps. In front of
+each slot stands whose data it holds.
 """
 
 from dataclasses import dataclass
@@ -37,6 +38,23 @@ class AnswersWord(IntEnum):
     DONES = 2
 
 
+class SlotLine(IntEnum):
+    """Lines in front of a slot, counted back from its start: `Generation.word`s, as on the host.
+
+    Written twice, but without a fence behind the first time: a writer that has only just begun
+    may not be seen.
+    """
+
+    LAYER = -1
+    """Of q and weights in staging, of the selection in answers."""
+    INPUTS = -2
+    """Of lengths and tables; in staging only."""
+
+
+_STAGING_LINES, _ANSWERS_LINES = 2, 1
+"""`SlotLine`s of a slot."""
+
+
 @dataclass(frozen=True)
 class DeviceLayout:
     """Bytes from the start of a region.
@@ -68,10 +86,10 @@ class DeviceLayout:
     def of(cls, geometry: "HandoffGeometry") -> "DeviceLayout":
         layers = len(geometry.layers)
         staging, answers = geometry.staging, geometry.answers
-        staging_slots = (StagingWord.REQUESTS + layers) * DEVICE_LINE
-        answers_slots = (AnswersWord.DONES + layers) * DEVICE_LINE
-        staging_stride = _aligned(staging.slot_size)
-        answers_stride = _aligned(answers.slot_size)
+        staging_slots = (StagingWord.REQUESTS + layers + _STAGING_LINES) * DEVICE_LINE
+        answers_slots = (AnswersWord.DONES + layers + _ANSWERS_LINES) * DEVICE_LINE
+        staging_stride = _aligned(staging.slot_size) + _STAGING_LINES * DEVICE_LINE
+        answers_stride = _aligned(answers.slot_size) + _ANSWERS_LINES * DEVICE_LINE
         stamps = answers_slots + answers_stride * answers.slots
         stamp_stride = _aligned(WORD_BYTES * (1 + layers * len(SERVICE_STAGES)))
         return cls(

@@ -10,6 +10,9 @@ A word is written twice: "being written" before the first byte of the data, "wri
 last. Who finds "written" by his own step and layer, before he reads and again afterwards, has read
 that and nothing else. Doorbells say when data may be read: these words only tell when that was not
 kept to.
+
+Where data lies in device memory, so do the words (`device_layout.SlotLine`), and kernels write
+and read them (`device.generation`).
 """
 
 from collections.abc import Sequence
@@ -18,7 +21,7 @@ from typing import NamedTuple
 from ipc_handoff.layout import CACHE_LINE, ControlLayout
 from ipc_handoff.words import WORD_MAX, Words, fence
 
-_LAYER_BITS = 12
+LAYER_BITS = 12
 
 
 class Generation(NamedTuple):
@@ -35,11 +38,11 @@ class Generation(NamedTuple):
     @classmethod
     def of(cls, word: int) -> "Generation":
         place = word >> 1
-        return cls(place >> _LAYER_BITS, place % (1 << _LAYER_BITS), bool(word & 1))
+        return cls(place >> LAYER_BITS, place % (1 << LAYER_BITS), bool(word & 1))
 
     @property
     def word(self) -> int:
-        return ((self.step << _LAYER_BITS | self.layer) << 1 | self.is_written) & WORD_MAX
+        return ((self.step << LAYER_BITS | self.layer) << 1 | self.is_written) & WORD_MAX
 
 
 def named(generation: Generation, layers: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from ipc_handoff.device_layout import DeviceLayout
 from ipc_handoff.stages import SERVICE_STAGES
 from ipc_handoff.words import WORD_BYTES
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 MAGIC = 0x5844_4E49_5F41_5344  # "DSA_INDX" as little-endian bytes
 CACHE_LINE = 64
 

@@ -14,24 +14,30 @@ class SideFindings:
     layers: the session's layer ids by ordinal.
 
     Attributes:
+        layers: those.
         checks_generations: slots are asked whose they are.
     """
 
     def __init__(self, detection: Detection, layers: Sequence[int]) -> None:
         self._detection = detection
-        self._layers = layers
+        self.layers = layers
         self.checks_generations = detection.has(Detector.GENERATIONS)
+
+    def has(self, detector: Detector) -> bool:
+        """Whether it is on."""
+        return self._detection.has(detector)
 
     def _faults(self, report: pb.StepReport, name: Callable[[int], str]) -> None:
         """Requests that the guard of inputs did not trust. name: as for `fault_findings`."""
-        if report.faults and self._detection.has(Detector.INPUTS):
+        if report.faults and self.has(Detector.INPUTS):
             for finding in fault_findings(report, name):
                 self._detection.listener.found(finding)
 
-    def _tell(
+    def tell(
         self, kind: FindingKind, step: int, epoch: int, layer: int | None, stage: str,
         expected: str, seen: str, row: int | None = None, request: str | None = None,
     ) -> None:  # fmt: skip
+        """Arguments: as for `Finding`."""
         self._detection.listener.found(
             Finding(kind, step, epoch, layer, stage, row, request, expected, seen)
         )

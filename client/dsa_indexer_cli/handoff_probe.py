@@ -142,7 +142,7 @@ def serve(
     numbers = torch.arange(_STEPS + 1, dtype=torch.int64, pin_memory=True)
     # What runs before capturing is step 0, which a new bank says is published and staged.
     steps = [
-        partial(_answer_step, memory, flags, _slot_views(opened, slot))
+        partial(_answer_step, memory, flags, slot, _slot_views(opened, slot))
         for slot in range(GEOMETRY.slots)
     ]
     if flags.can_capture:
@@ -176,16 +176,18 @@ def _slot_views(opened: dict[str, CudaMemory], slot: int) -> tuple[Tensor, Tenso
     )
 
 
-def _answer_step(memory: ServiceMemory, flags: Polling, views: tuple[Tensor, Tensor]) -> None:
+def _answer_step(
+    memory: ServiceMemory, flags: Polling, slot: int, views: tuple[Tensor, Tensor]
+) -> None:
     bound = flags.gate_bound(_GATE_BOUND)
     flags.sleep(Gate.PUBLISHED)
-    gate(memory, Gate.PUBLISHED, bound=bound)
+    gate(memory, Gate.PUBLISHED, slot=slot, bound=bound)
     for ordinal in range(_LAYERS):
         kind = Gate.LAYER if ordinal else Gate.FIRST_LAYER
         flags.sleep(kind, ordinal)
-        gate(memory, kind, ordinal=ordinal, bound=bound)
+        gate(memory, kind, slot=slot, ordinal=ordinal, bound=bound)
         _answer(*views)
-        done(memory, ordinal)
+        done(memory, ordinal, slot)
         flags.answered(memory, ordinal)
 
 

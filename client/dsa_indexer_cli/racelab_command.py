@@ -1,6 +1,7 @@
 """`dsa-indexer racelab`: races on purpose, and whether the detectors name them."""
 
 import logging
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.status import Status
 from rich.table import Table
 
 from dsa_indexer_cli.output import JsonOption, console, errors, fail, print_json
+from dsa_indexer_cli.racelab.mps import is_served, run_under_mps
 from dsa_indexer_cli.racelab.provocation import Progress
 from dsa_indexer_cli.racelab.result import LabResult
 
@@ -29,13 +31,18 @@ def racelab(
         Path | None,
         typer.Option(help="Append the traces of steps that raced: for `trace`. On a CPU."),
     ] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(min=1, help="With cuda: end then, with what was run so far."),
+    ] = 220.0,
     as_json: JsonOption = False,
 ) -> None:
     """Provoke every race that the detectors know; then run clean steps.
 
     On a CPU both sides run in this process, over the memory, rings and doorbells that two
-    processes would share; on a GPU a service is started. Ends with status 0 only if every race was
-    caught in the step that raced, and clean steps raised no alarm.
+    processes would share; on a GPU a service is started, and an MPS daemon where there is none.
+    Ends with status 0 only if all was run, every race was caught in the step that raced, and clean
+    steps raised no alarm.
     """
     from indexer_client import IndexerError
 
@@ -44,9 +51,23 @@ def racelab(
     if device == "cuda" and trace_file is not None:
         fail("trace_file: not with --device cuda (fix: leave one of them out)", 2)
     logging.basicConfig(level=logging.CRITICAL)
+    if device == "cuda" and trace_file is None and not is_served():
+        options = {
+            "--device": device,
+            "--provocations": provocations,
+            "--clean-steps": clean_steps,
+            "--seconds": seconds,
+        }
+        words = [str(word) for option in options.items() for word in option]
+        try:
+            words += as_json * ["--json"]
+            ended = run_under_mps([sys.executable, "-m", "dsa_indexer_cli", "racelab", *words])
+        except RuntimeError as error:
+            fail(str(error))
+        raise typer.Exit(ended)
     with Status("", console=errors) as status:
         try:
-            result = _run(device, provocations, clean_steps, trace_file, status.update)
+            result = _run(device, provocations, clean_steps, trace_file, seconds, status.update)
         except (IndexerError, RuntimeError) as error:
             fail(str(error))
         except OSError as error:
@@ -66,6 +87,7 @@ def _run(
     provocations: int,
     clean_steps: int,
     trace_file: Path | None,
+    seconds: float,
     progress: Progress,
 ) -> LabResult:
     if device == "cpu":
@@ -75,7 +97,8 @@ def _run(
     from dsa_indexer_cli.racelab.cuda_run import run_cuda_lab  # Triton: only where it is used
 
     with tempfile.TemporaryDirectory() as folder:
-        return run_cuda_lab(provocations, clean_steps, progress, Path(folder) / "service.log")
+        log = Path(folder) / "service.log"
+        return run_cuda_lab(provocations, clean_steps, progress, log, seconds=seconds)
 
 
 def _show(result: LabResult) -> None:
@@ -88,6 +111,8 @@ def _show(result: LabResult) -> None:
     for name, run in result.clean.steps.items():
         steps.add_row(name, str(run))
     console.print(races, steps)
+    for failure in result.failed:
+        console.print("failed:", failure, style="red", markup=False)
     for example in result.clean.examples:
         console.print("false alarm:", example, style="red", markup=False)
     clean = result.clean

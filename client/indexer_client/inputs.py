@@ -31,7 +31,7 @@ class StepInputs:
             there.
         positions: int64 [T], of each row's token in its request, T at least `rows`; slots:
             int64 [T], where its key is written, in the K caches' pages, below 0: nowhere. Looked at
-            by a detector, in host memory only, and sent to nobody.
+            by a detector, and sent to nobody.
         request_ids: what the engine calls each request, for traces and findings.
     """
 

@@ -38,7 +38,7 @@ class WorkerFindings(SideFindings):
 
     def inputs(self, step: int, epoch: int, inputs: StepInputs, page_size: int) -> None:
         """Positions and slots that contradict lengths and table. Inputs in host memory."""
-        if inputs.positions is None or not self._detection.has(Detector.POSITIONS):
+        if inputs.positions is None or not self.has(Detector.POSITIONS):
             return
         found = wrong_rows(inputs, page_size)
         self._wrong(FindingKind.BAD_POSITION, step, epoch, found.positions)
@@ -46,17 +46,17 @@ class WorkerFindings(SideFindings):
 
     def _wrong(self, kind: FindingKind, step: int, epoch: int, rows: Sequence[WrongRow]) -> None:
         for row, request, expected, seen in rows:
-            where = (row, self._request(step, request))
-            self._tell(kind, step, epoch, None, _STAGE, str(expected), str(seen), *where)
+            where = (row, self.request(step, request))
+            self.tell(kind, step, epoch, None, _STAGE, str(expected), str(seen), *where)
 
     def report(self, report: pb.StepReport) -> None:
         """Requests that the service did not trust."""
-        self._faults(report, partial(self._request, report.step))
+        self._faults(report, partial(self.request, report.step))
 
     def wait_ended(self, step: int, epoch: int, layer: int | None, how: str) -> None:
         """A wait ended without an answer. layer: id; None: it is not known."""
-        if self._detection.has(Detector.WAITS):
-            self._tell(FindingKind.WAIT_ENDED, step, epoch, layer, _WAIT, "an answer", how)
+        if self.has(Detector.WAITS):
+            self.tell(FindingKind.WAIT_ENDED, step, epoch, layer, _WAIT, "an answer", how)
 
     def stale_answer(self, step: int, epoch: int, ordinal: int, seen: Generation) -> None:
         """The answer that was rung is not this layer's, as its slot says."""
@@ -69,16 +69,17 @@ class WorkerFindings(SideFindings):
     def _slot(
         self, kind: FindingKind, step: int, epoch: int, ordinal: int, seen: Generation
     ) -> None:
-        layer = self._layers[ordinal]
-        expected = named(Generation(step, ordinal), self._layers)
-        self._tell(kind, step, epoch, layer, _HAND_BACK, expected, named(seen, self._layers))
+        layer = self.layers[ordinal]
+        expected = named(Generation(step, ordinal), self.layers)
+        self.tell(kind, step, epoch, layer, _HAND_BACK, expected, named(seen, self.layers))
 
     def shared_index_leak(self, step: int, epoch: int, layer: int, seen: Selection | None) -> None:
         """A layer would attend to what no layer of its step has selected. layer: id."""
         found = f"step {seen.step}, layer {seen.layer}" if seen else "nothing that was handed back"
         kind = FindingKind.SHARED_INDEX_LEAK
-        self._tell(kind, step, epoch, layer, _ATTEND, f"step {step}", found)
+        self.tell(kind, step, epoch, layer, _ATTEND, f"step {step}", found)
 
-    def _request(self, step: int, request: int) -> str:
+    def request(self, step: int, request: int) -> str:
+        """What the engine calls a step's request, or its place in the batch."""
         ids = self._request_ids.get(step, ())
         return ids[request] if request < len(ids) else f"#{request}"

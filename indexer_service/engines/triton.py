@@ -124,5 +124,6 @@ def _shapes(
         k=geometry.top_k,
         next_n=(rows_per_decode,),
         workspace=workspace,
+        notes_nan=True,
     )
     return {replace(common, page_stride=cache.stride(0)) for cache in caches}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from indexer_service.kernels.architecture import on
 from indexer_service.kernels.checks import expect
+from indexer_service.kernels.row_places import Told, first_wrong_row
 from indexer_service.kernels.step import (
     LENGTH_OUT_OF_BOUNDS,
     NEGATIVE_LENGTH,
@@ -143,22 +144,24 @@ def faults_of(words: Sequence[Sequence[int]]) -> list[RowFault]:
 
 @triton.jit(
     do_not_specialize=(
-        "max_requests", "given", "width", "pages", "page_size", "table_stride",
+        "max_requests", "given", "width", "pages", "page_size", "table_stride", "tells_faults",
     ),
     do_not_specialize_on_alignment=(
         "numbers", "query_start", "seq_lens", "block_table", "lengths", "table", "faults",
-        "row_ends",
+        "row_ends", "step", "positions", "slots",
     ),
 )  # fmt: skip
 def copy_checked_kernel(
     numbers, query_start, seq_lens, block_table, lengths, table, faults, row_ends, max_requests,
-    given, width, pages, page_size, table_stride: tl.int64, ROW_ENDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    given, width, pages, page_size, table_stride: tl.int64, step, positions, slots, tells_faults,
+    ROW_ENDS: tl.constexpr, COLUMNS: tl.constexpr, PTX: tl.constexpr, POSITIONS: tl.constexpr,
+    SLOTS: tl.constexpr, TELL: tl.constexpr = None, tell=None,
 ):  # fmt: skip
     """Copy a request's length and table and check them. A program a request.
 
     given: columns of the caller's table, width: of the copy. Each input is read once: it may
     change meanwhile, and what was checked is what is used. ROW_ENDS: write those of its rows.
+    step, positions, slots, tells_faults, TELL, tell: see `Told`; TELL None: nobody is told.
     """
     request = tl.program_id(0)
     requests = tl.load(numbers + _REQUESTS)
@@ -233,6 +236,27 @@ def copy_checked_kernel(
         if reason == 0:
             used = length
 
+        if TELL is not None:
+            wrong, wrong_row = reason * tells_faults, begin
+            right, found = tl.cast(expected, tl.int64), tl.cast(seen, tl.int64)
+            if POSITIONS or SLOTS:  # noqa: SIM102 - decided when compiling
+                if (reason == 0) & (length > 0):
+                    tl.debug_barrier()  # the table was copied by all threads
+                    wrong, wrong_row, right, found = first_wrong_row(
+                        begin,
+                        end,
+                        length,
+                        to,
+                        positions,
+                        slots,
+                        page_size,
+                        POSITIONS,
+                        SLOTS,
+                        COLUMNS,
+                    )
+            if wrong != 0:
+                TELL(wrong, tl.load(step), -1, wrong_row, request, right, found, *tell, PTX)
+
         if ROW_ENDS:  # noqa: SIM102 - decided when compiling
             if (request >= decode) & ((exact & _HAS_OFFSETS) != 0):
                 for start in range(right_begin, right_end, COLUMNS):
@@ -258,6 +282,7 @@ def copy_checked(
     pages: int,
     page_size: int,
     row_ends: Tensor | None = None,
+    told: Told | None = None,
 ) -> None:
     """Copy a step's lengths and tables and check them, on the current stream; can be captured.
 
@@ -275,6 +300,7 @@ def copy_checked(
         pages, page_size: of the smallest K cache that the step reads.
         row_ends: int32 [rows]: of each row of a prefill request, how many keys it sees. Needs
             exact offsets.
+        told: who is told at once, and of what else; nobody waits for that.
 
     Raises:
         ValueError: `bucket` is more than `inputs` has room for.
@@ -290,5 +316,18 @@ def copy_checked(
             inputs.faults, inputs.seq_lens if row_ends is None else row_ends,
             len(inputs.seq_lens), block_table.shape[1], inputs.block_table.shape[1], pages,
             page_size, block_table.stride(0),
-            ROW_ENDS=row_ends is not None, COLUMNS=_COLUMNS, num_warps=_WARPS,
+            *_told_numbers(told, numbers), ROW_ENDS=row_ends is not None, COLUMNS=_COLUMNS,
+            PTX=inputs.seq_lens.is_cuda, POSITIONS=told is not None and told.positions is not None,
+            SLOTS=told is not None and told.slots is not None,
+            TELL=None if told is None else told.function,
+            tell=None if told is None else told.arguments, num_warps=_WARPS,
         )  # fmt: skip
+
+
+def _told_numbers(told: Told | None, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Tensors of `told`, and something in the place of those that are not there."""
+    if told is None:
+        return nothing, nothing, nothing, 0
+    tensors = (told.positions, told.slots)
+    positions, slots = (told.step if given is None else given for given in tensors)
+    return told.step, positions, slots, int(told.tells_faults)

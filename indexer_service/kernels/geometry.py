@@ -19,6 +19,7 @@ class Geometry:
         max_decode_rows, max_prefill_rows: of one call.
         workspace: as given to `indexer.select_paged` and `select_ragged`.
         key_dtype: of the keys that are inserted.
+        notes_nan: selections note scores that are NaN.
         replica: the device of the second cache that they go into, if they do.
     """
 
@@ -34,6 +35,7 @@ class Geometry:
     workspace: int | None = None
     key_dtype: torch.dtype = torch.bfloat16
     replica: torch.device | None = None
+    notes_nan: bool = False
 
     def cache(self, pages: int, device: torch.device) -> Tensor:
         """A K cache of zeros, uint8 [pages, page, head_dim+4]."""

@@ -12,6 +12,7 @@ from indexer_service.kernels.checks import expect, expect_rows, fault
 from indexer_service.kernels.epilogue import Epilogue
 from indexer_service.kernels.k_cache import gather
 from indexer_service.kernels.k_cache.layout import check_k_cache
+from indexer_service.kernels.nan_seen import NanSeen
 
 NEGATIVE_LENGTH = "negative_length"
 LENGTH_OUT_OF_BOUNDS = "length_out_of_bounds"
@@ -209,6 +210,7 @@ def enqueue_step(
     workspace: int | None = None,
     on_stage: Callable[[str], None] | None = None,
     impl: str = "auto",
+    nan: NanSeen | None = None,
 ) -> None:
     """As `select_step`, but the host reads nothing of the device: it enqueues, and can be captured.
 
@@ -227,7 +229,7 @@ def enqueue_step(
         out: int32 [T, k] with contiguous rows, every element of it written if enabled.
         enabled: int32 [1] on the device; with 0 in it nothing is computed and nothing written.
         settled: as for `indexer.select_paged`; of decode requests.
-        epilogue, workspace, on_stage, impl: as for `indexer.select_paged`.
+        epilogue, workspace, on_stage, impl, nan: as for `indexer.select_paged`.
 
     Raises:
         ValueError: a shape, dtype, device or stride is wrong, or offsets contradict the others.
@@ -245,7 +247,7 @@ def enqueue_step(
             q[:decode_rows], weights[:decode_rows], k_cache, seq_lens[:decode_requests],
             block_table[:decode_requests], k, out=out[:decode_rows], enabled=enabled,
             settled=settled, epilogue=epilogue if decode_requests == requests else None,
-            workspace=workspace, on_stage=on_stage, impl=impl,
+            workspace=workspace, on_stage=on_stage, impl=impl, nan=nan,
         )  # fmt: skip
     if decode_requests == requests:
         return
@@ -259,6 +261,7 @@ def enqueue_step(
             q[some], weights[some], k_cache, seq_lens[one], block_table[one], k, row_ends[some],
             min(length_bounds[request], room), out=out[some], enabled=enabled,
             workspace=workspace, on_stage=on_stage, impl=impl,
+            nan=None if nan is None else nan.behind(offsets[request]),
         )  # fmt: skip
     if epilogue is not None:
         epilogue.alone()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import product
 
 import torch
@@ -18,6 +19,7 @@ from indexer_service.kernels import indexer, k_cache, mqa_logits, topk
 from indexer_service.kernels.architecture import on
 from indexer_service.kernels.compilation import count_compilations, make_together
 from indexer_service.kernels.geometry import Geometry
+from indexer_service.kernels.nan_seen import NanSeen
 from indexer_service.kernels.topk.plan import LENGTHS
 from indexer_service.kernels.tune import tuned_operations
 
@@ -90,6 +92,9 @@ def _batches(geometry: Geometry, device: torch.device, *, every: bool) -> Iterat
     widths = _powers(1, geometry.max_context, 16 if every else geometry.max_context)
     for width in sorted({*widths, *LENGTHS}):
         yield f"topk.select, {width} scores", partial(_select, geometry, device, width)
+    if geometry.notes_nan and device.type == "cuda":
+        for width in LENGTHS:
+            yield f"topk that notes NaN, {width} scores", partial(_note, geometry, device, width)
 
 
 def _sizes(
@@ -170,6 +175,14 @@ def _select(geometry: Geometry, device: torch.device, width: int) -> None:
     bound = torch.zeros(_FEW_ROWS, dtype=torch.int32, device=device)
     for start, end in product((None, bound), repeat=2):
         topk.select(scores, geometry.k, start, end)
+
+
+def _note(geometry: Geometry, device: torch.device, width: int) -> None:
+    launch = import_module("indexer_service.kernels.topk.launch")  # Triton
+    scores = torch.zeros((_FEW_ROWS, width), device=device)
+    out = torch.empty((_FEW_ROWS, geometry.k), dtype=torch.int32, device=device)
+    nan = NanSeen(torch.zeros(1, dtype=torch.int32, device=device))
+    launch.select(scores, geometry.k, None, None, out, nan=nan)
 
 
 def _enabled(device: torch.device) -> Tensor:

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from ipc_handoff.device import (
     clear_stamps,
+    generation,
     int32_at,
     last_to_arrive,
     line,
     ring,
+    word,
 )
-from ipc_handoff.device_layout import StagingWord
+from ipc_handoff.device_layout import SlotLine, StagingWord
 from ipc_handoff.kernels.words import WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 
@@ -26,6 +28,7 @@ STAMPS = tl.constexpr(int(WorkerState.STAMPS))
 ATTACHMENT = tl.constexpr(int(WorkerState.ATTACHMENT))
 LOST = tl.constexpr(int(WorkerState.LOST))
 PUBLISHED = tl.constexpr(int(StagingWord.PUBLISHED))
+INPUTS = tl.constexpr(int(SlotLine.INPUTS))
 
 _NUMBERS = (
     "step", "attachment", "rows", "requests", "given", "needed", "table_stride", "staging",
@@ -55,7 +58,10 @@ def publish_kernel(
     """
     request = tl.program_id(0)
     is_lost = tl.load(state + LOST) == attachment
+    whose = word(line(staging_slot, INPUTS))
     if not is_lost:
+        if request == 0:
+            tl.store(whose, generation(step, 0) - 1)
         length = tl.load(seq_lens + request)
         tl.store(int32_at(staging_slot + seq_lens_at) + request, length)
         start = tl.load(query_start + request)
@@ -82,6 +88,7 @@ def publish_kernel(
             tl.store(state + ANSWER_SLOT, answer_slot)
             tl.store(state + STAMPS, stamps)
             tl.store(state + ATTACHMENT, attachment)
+            tl.store(whose, generation(step, 0))
             ring(line(staging, PUBLISHED), step, PTX)
 
 

@@ -15,6 +15,7 @@ class ServiceMemory:
         geometry: of the session.
         device: where the service's stream runs; a CPU only in the interpreter.
         staging, answers: addresses of the bank's regions, as this process sees them.
+        checks_generations: whether kernels look whose data the slots hold.
 
     Attributes:
         step: int64 [1], the step that the stream works on, written by that stream.
@@ -26,11 +27,18 @@ class ServiceMemory:
     """
 
     def __init__(
-        self, geometry: HandoffGeometry, device: torch.device, staging: int, answers: int
+        self,
+        geometry: HandoffGeometry,
+        device: torch.device,
+        staging: int,
+        answers: int,
+        *,
+        checks_generations: bool = True,
     ) -> None:
         self.geometry = geometry
         self.device = device
         self.staging, self.answers = staging, answers
+        self._checks_generations = checks_generations
         self.is_cuda = device.type == "cuda"
         self.cells = len(geometry.layers) * len(SERVICE_STAGES)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
@@ -39,6 +47,16 @@ class ServiceMemory:
         self.progress = torch.zeros(1, dtype=torch.int64, device=device)
         self.arrived = torch.zeros(1, dtype=torch.int32, device=device)
         self.closing = torch.zeros(1, dtype=torch.int64, pin_memory=self.is_cuda)
+
+    def answer_at(self, slot: int) -> int:
+        """The address of an answer slot."""
+        return self.answers + self.geometry.device.answers_at(slot)
+
+    def looked_at(self, slot: int) -> int:
+        """The address of a staging slot; 0: nobody looks whose data it holds."""
+        return (
+            self.staging + self.geometry.device.staging_at(slot) if self._checks_generations else 0
+        )
 
     @property
     def stamp_numbers(self) -> tuple[int, int, int]:

@@ -6,14 +6,16 @@ from torch import Tensor
 
 from ipc_handoff.device import (
     bytes_at,
+    generation,
     int32_at,
     last_to_arrive,
     line,
     nanoseconds,
     ring,
     stamp,
+    word,
 )
-from ipc_handoff.device_layout import StagingWord
+from ipc_handoff.device_layout import SlotLine, StagingWord
 from ipc_handoff.kernels.launch import dependent_launch, together
 from ipc_handoff.kernels.words import Decision, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
@@ -27,6 +29,7 @@ STAGING_SLOT = tl.constexpr(int(WorkerState.STAGING_SLOT))
 STAMPS = tl.constexpr(int(WorkerState.STAMPS))
 IS_DETACHED = tl.constexpr(int(Decision.DETACHED))
 REQUESTS = tl.constexpr(int(StagingWord.REQUESTS))
+LAYER = tl.constexpr(int(SlotLine.LAYER))
 STAGES = tl.constexpr(len(WorkerStage))
 STAGE_BEGUN = tl.constexpr(int(WorkerStage.STAGE_BEGUN))
 REQUEST_RUNG = tl.constexpr(int(WorkerStage.REQUEST_RUNG))
@@ -70,8 +73,11 @@ def stage_kernel(
     bits = tl.load(weights + row * weights_stride + head, mask=head < HEADS)
     if first:
         step = armed
+    whose = word(line(slot, LAYER))
     # Rows behind the step's are a captured batch's padding: nobody asked for them.
     if (step != 0) & (row < step_rows):
+        if row == 0:
+            tl.store(whose, generation(step, ordinal) - 1)
         to = tl.multiple_of(bytes_at(slot + q_at) + row * Q_BYTES + byte, VECTOR)
         tl.store(to, codes, mask=byte < Q_BYTES)
         place = int32_at(slot + weights_at) + row * HEADS + head
@@ -82,6 +88,7 @@ def stage_kernel(
         if step != 0:
             # Before the bell: what it causes must not look earlier than it.
             stamp(block, ordinal * STAGES + REQUEST_RUNG, nanoseconds(PTX))
+            tl.store(whose, generation(step, ordinal))
             ring(line(staging, REQUESTS + ordinal), step, PTX)
         tl.store(decision + IS_DETACHED, (step == 0).to(tl.int32))
         if first:

@@ -4,8 +4,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ipc_handoff.device import first_thread, int32_at, line, look, nanoseconds, ring, stamp
-from ipc_handoff.device_layout import AnswersWord, StagingWord
+from ipc_handoff.device import (
+    first_thread,
+    generation,
+    held,
+    int32_at,
+    line,
+    look,
+    nanoseconds,
+    ring,
+    stamp,
+)
+from ipc_handoff.device_layout import AnswersWord, SlotLine, StagingWord
+from ipc_handoff.kernels.found import Contradiction, tell_found
 from ipc_handoff.kernels.launch import INDEX_BYTES, dependent_launch, together
 from ipc_handoff.kernels.words import Decision, Told, WaitEnd, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
@@ -34,6 +45,12 @@ ANSWERED = tl.constexpr(int(WaitEnd.ANSWERED))
 GIVEN_UP = tl.constexpr(int(WaitEnd.CANCELLED))
 STALLED = tl.constexpr(int(WaitEnd.STALLED))
 ABORTED = tl.constexpr(int(WaitEnd.ABORTED))
+STALE = tl.constexpr(int(WaitEnd.STALE))
+OVERWRITTEN = tl.constexpr(int(WaitEnd.OVERWRITTEN))
+STALE_ANSWER = tl.constexpr(int(Contradiction.STALE_ANSWER))
+OVERWRITTEN_ANSWER = tl.constexpr(int(Contradiction.OVERWRITTEN_ANSWER))
+LAYER = tl.constexpr(int(SlotLine.LAYER))
+SELECTED = tl.constexpr(int(WorkerState.SELECTED))
 DETACHED = tl.constexpr(int(StagingWord.DETACHED))
 PROGRESS = tl.constexpr(int(AnswersWord.PROGRESS))
 CANCELLED = tl.constexpr(int(AnswersWord.CANCELLED))
@@ -75,19 +92,22 @@ def _otherwise(
 
 @triton.jit(
     do_not_specialize=("ordinal", "bound", "rows", "out_stride"),
-    do_not_specialize_on_alignment=("state", "decision", "order", "told", "out"),
-)
+    do_not_specialize_on_alignment=(
+        "state", "decision", "order", "told", "begun", "found", "entries", "out",
+    ),
+)  # fmt: skip
 def wait_kernel(
-    state, decision, order, told, out, ordinal, bound: tl.int64, rows, out_stride: tl.int64,
-    ROWS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    PTX: tl.constexpr, PDL: tl.constexpr,
+    state, decision, order, told, begun, found, entries, out, ordinal, bound: tl.int64, rows,
+    out_stride: tl.int64, ROWS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, CHECKED: tl.constexpr, PTX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Wait for a layer's answer and decide for all kernels behind. One program.
 
     order: int64 [1] in pinned host memory, the attachment that the host wants to end. told:
-    int64 in pinned host memory, see `Told`. bound: nanoseconds without progress of the service.
+    int64 in pinned host memory, see `Told`. begun: int64 [1], see `WorkerMemory`. found, entries:
+    see `tell_found`. bound: nanoseconds without progress of the service.
     ROWS: not 0: hand the answer back, too, into `rows` <= ROWS rows of `out`; as `hand_back`, also
-    VECTOR.
+    VECTOR. CHECKED: an answer that is another's is none.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -100,6 +120,7 @@ def wait_kernel(
     step_rows = tl.load(state + STEP_ROWS)
     layers_answered = tl.load(state + LAYERS_ANSWERED)
     layers_inline = tl.load(state + LAYERS_INLINE)
+    newest = tl.load(begun)
     end = tl.full((), GIVEN_UP, tl.int32)
     if step != 0:
         done = line(answers, DONES + ordinal)
@@ -120,7 +141,15 @@ def wait_kernel(
     if PDL:
         # Not before: what follows is large, and would hold room that the service needs to answer.
         tl.extra.cuda.gdc_launch_dependents()
+    whose = line(slot, LAYER)
+    wanted = generation(step, ordinal)
     answered = (step != 0) & (end == ANSWERED)
+    seen = tl.full((), 0, tl.int64)
+    if CHECKED:
+        seen = held(whose, answered)
+        if answered & (seen != wanted):
+            end = tl.full((), STALE, tl.int32)
+        answered = (step != 0) & (end == ANSWERED)
     if ROWS > 0:
         # The program is alone, and nothing that waits for it has begun.
         row = tl.cast(tl.arange(0, ROWS), tl.int64)[:, None]
@@ -131,6 +160,13 @@ def wait_kernel(
             index = tl.load(source, mask=inside & (row < step_rows) & answered, other=-1)
             to = tl.multiple_of(out + row * out_stride + place, [1, VECTOR])
             tl.store(to, index, mask=inside & (row < rows) & answered)
+        if CHECKED:
+            tl.debug_barrier()
+            seen = tl.where(answered, held(whose, answered), seen)
+            if answered & (seen != wanted):
+                end = tl.full((), OVERWRITTEN, tl.int32)
+            answered = (step != 0) & (end == ANSWERED)
+    tl.store(state + SELECTED, newest)
     tl.store(decision + IS_ANSWERED, answered.to(tl.int32))
     tl.store(decision + IS_RESCUED, ((step != 0) & (end != ANSWERED)).to(tl.int32))
     tl.store(decision + IS_INLINE, tl.where(answered, 0, 1))
@@ -149,6 +185,10 @@ def wait_kernel(
             count = tl.load(told + TOLD_CANCELLED)
             tl.debug_barrier()
             tl.store(told + TOLD_CANCELLED, count + 1)
+        if CHECKED:
+            if (end == STALE) | (end == OVERWRITTEN):
+                kind = tl.where(end == STALE, STALE_ANSWER, OVERWRITTEN_ANSWER)
+                tell_found(kind, step, ordinal, -1, -1, wanted, seen, found, entries, PTX)
         if (end == STALLED) | (end == ABORTED):
             tl.debug_barrier()
             tl.store(state + LOST, attachment)
@@ -173,8 +213,10 @@ def wait(memory: WorkerMemory, *, ordinal: int, bound: int, out: Tensor | None =
     padded_rows = triton.next_power_of_2(rows) if rows else 0
     to = memory.decision if out is None else out
     wait_kernel[(1,)](
-        memory.state, memory.decision, memory.order, memory.told, to, ordinal, bound, rows, stride,
+        memory.state, memory.decision, memory.order, memory.told, memory.begun,
+        memory.found.count, memory.found.entries, to, ordinal, bound, rows, stride,
         ROWS=padded_rows, K=k, BLOCK=min(_BLOCK, triton.next_power_of_2(k)),
         VECTOR=together(to.data_ptr(), stride * INDEX_BYTES, k * INDEX_BYTES),
-        PTX=memory.is_cuda, PDL=dependent, num_warps=1, launch_pdl=dependent,
+        CHECKED=memory.checks_generations, PTX=memory.is_cuda, PDL=dependent, num_warps=1,
+        launch_pdl=dependent,
     )  # fmt: skip

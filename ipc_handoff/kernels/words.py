@@ -33,6 +33,8 @@ class WorkerState(IntEnum):
     """Layers that the service answered so far."""
     INLINE = 11
     """Layers of published steps that it did not."""
+    SELECTED = 12
+    """The newest step that the host had begun when a layer's selection was last decided."""
 
 
 class Decision(IntEnum):
@@ -60,6 +62,10 @@ class WaitEnd(IntEnum):
     """No progress within the bound: the attachment is over."""
     ABORTED = 4
     """The host said that the attachment is over."""
+    STALE = 5
+    """What was rung for is not in the slot: the rest of the step is computed inline."""
+    OVERWRITTEN = 6
+    """It was, and was not any more when it had been handed back; as STALE."""
 
 
 class Told(IntEnum):
@@ -83,7 +89,10 @@ class Live(IntEnum):
     """1: the step is wanted. 0: nothing of it is scored, written or rung any more."""
     REASON = 1
     """A GateEnd, when it is not."""
-    ANSWERED = 2
+    SEEN = 2
+    """64 bits: the generation that was found, where that is the reason."""
+    SEEN_HIGH = 3
+    ANSWERED = 4
     """Layers of the step that were answered."""
 
 
@@ -97,6 +106,10 @@ class GateEnd(IntEnum):
     """The worker has published a newer step."""
     DETACHED = 4
     CLOSING = 5
+    RACED_INPUTS = 6
+    """The slot of the step's lengths and tables holds another step's."""
+    RACED_LAYER = 7
+    """The slot of the layer's q and weights holds another layer's."""
 
 
 class Gate(IntEnum):

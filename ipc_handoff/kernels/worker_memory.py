@@ -2,6 +2,7 @@
 
 import torch
 
+from ipc_handoff.kernels.found import Found
 from ipc_handoff.kernels.words import Decision, Told, WorkerState
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.stages import WORKER_STAGES
@@ -16,6 +17,8 @@ class WorkerMemory:
     Args:
         geometry: of the session.
         device: where the worker's stream runs; a CPU only in the interpreter.
+        checks_generations: whether kernels look whose answers the slots hold.
+        checks_shared_indices: whether they look whose selection layers share.
 
     Attributes:
         state: int64, `WorkerState`.
@@ -25,15 +28,28 @@ class WorkerMemory:
             to those that do the work of both.
         arrived: int32 [1], programs of the running launch that are done.
         stamps: int64, a ring of STAMPED_STEPS steps.
+        found: where kernels tell what contradicts itself.
+        begun: int64 [1], the newest step that the host has begun, whoever computes it.
         order, told: int64 in pinned host memory, see `Told`; `order` [1] is the attachment that
             the host wants to end.
     """
 
-    def __init__(self, geometry: HandoffGeometry, device: torch.device) -> None:
+    def __init__(
+        self,
+        geometry: HandoffGeometry,
+        device: torch.device,
+        *,
+        checks_generations: bool = True,
+        checks_shared_indices: bool = True,
+    ) -> None:
         self.geometry = geometry
         self.device = device
         self.is_cuda = device.type == "cuda"
         self.cells = len(geometry.layers) * len(WORKER_STAGES)
+        self.found = Found(device)
+        self.checks_generations = checks_generations
+        self.checks_shared_indices = checks_shared_indices
+        self.begun = torch.zeros(1, dtype=torch.int64, device=device)
         self.state = torch.zeros(len(WorkerState), dtype=torch.int64, device=device)
         self.decision = torch.zeros(len(Decision), dtype=torch.int32, device=device)
         self.detached, _, self.rescued, self.inline = self.decision.split(1)

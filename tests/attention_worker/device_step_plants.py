@@ -17,7 +17,7 @@ from attention_worker import device_handoff, inline_kernels
 from attention_worker.device_handoff import DeviceHandoff
 from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord
 from ipc_handoff.kernels.words import Decision, WorkerState
-from tests.attention_worker import settled_cases
+from tests.attention_worker import found_cases, settled_cases
 from tests.support.cases import tell
 
 
@@ -126,7 +126,8 @@ def _planted() -> Iterator[tuple[str, Callable[[], None], Any, str, Any]]:
         lambda self, attachment: None,
     )  # fmt: skip
     yield from settled_cases.planted()
+    yield from found_cases.planted()
 
 
 if __name__ == "__main__":
-    tell(cases.CASES | settled_cases.CASES, _planted())
+    tell(cases.CASES | settled_cases.CASES | found_cases.CASES, _planted())

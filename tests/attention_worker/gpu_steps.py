@@ -103,7 +103,7 @@ class GpuSteps:
         )
         q, weights, expected, keys = {}, {}, {}, {}
         slots = self._last_slots(inputs, lengths)
-        self._expected.take(inputs)
+        self._expected.take(inputs, number)
         for layer in geometry.layers:
             key = torch.randn((len(lengths), geometry.head_dim), generator=source)
             keys[layer] = key.to(torch.bfloat16).to(self.device)

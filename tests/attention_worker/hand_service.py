@@ -20,8 +20,9 @@ from indexer_client import ClientSettings, ServiceUnavailable, StepInputs
 from indexer_client.attachment import AttachRequest, worker_identity
 from ipc_handoff.banks import Bank, BankPool
 from ipc_handoff.control import WorkerControl
-from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord, StagingWord
+from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord, SlotLine, StagingWord
 from ipc_handoff.doorbells import WorkerBells
+from ipc_handoff.generations import Generation
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.processes import ProcessWatch
@@ -72,6 +73,14 @@ class HandBank(Bank):
         at = self.staging_address + self.layout.staging_at(step % self.slots)
         at += getattr(self.layout, area) - self.staging.data_ptr()
         return self.staging[at : at + count]
+
+    def generation(self, step: int) -> torch.Tensor:
+        """Of the step's answer slot, int64 [1]."""
+        at = self.answers_address + self.layout.answers_at(step % self.slots)
+        return self._words(self.answers, at + SlotLine.LAYER * DEVICE_LINE, 8)
+
+    def set_generation(self, step: int, ordinal: int) -> None:
+        self.generation(step).fill_(Generation(step, ordinal).word)
 
     def answer_slot(self, step: int, rows: int, top_k: int) -> torch.Tensor:
         at = self.answers_address + self.layout.answers_at(step % self.slots)
@@ -191,6 +200,7 @@ class HandWorker:
         bank, geometry = self.attachment.bank, self.geometry
         slot = bank.answer_slot(step, geometry.max_rows, geometry.top_k)
         slot.fill_(self.marker(step, ordinal))
+        bank.set_generation(step, ordinal)
         bank.set_answers_word(AnswersWord.DONES + ordinal, step)
 
     def _serve(self, ordinal: int) -> None:

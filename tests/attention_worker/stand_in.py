@@ -152,13 +152,14 @@ class StandIn:
                 row_ends=self._row_ends[: plan.rows], out=answers[: plan.rows],
                 enabled=memory.enabled,
             )  # fmt: skip
-            self._done(ordinal)
+            self._done(ordinal, step)
 
     def _gate(self, kind: Gate, ordinal: int, step: int, bound: int) -> None:
-        gate(self._memory, kind, ordinal=ordinal, bound=bound)
+        slot = step % self._geometry.slots
+        gate(self._memory, kind, slot=slot, ordinal=ordinal, bound=bound)
 
-    def _done(self, ordinal: int) -> None:
-        done(self._memory, ordinal)
+    def _done(self, ordinal: int, step: int) -> None:
+        done(self._memory, ordinal, step % self._geometry.slots)
 
 
 class SleepingStandIn(StandIn):
@@ -177,9 +178,9 @@ class SleepingStandIn(StandIn):
             layout = self._layout
             word = layout.published if kind == Gate.PUBLISHED else layout.request(ordinal)
             wait_at_least(self._stream.cuda_stream, self._flags + word, step)
-        gate(self._memory, kind, ordinal=ordinal, bound=0)
+        super()._gate(kind, ordinal, step, 0)
 
-    def _done(self, ordinal: int) -> None:
-        done(self._memory, ordinal)
+    def _done(self, ordinal: int, step: int) -> None:
+        super()._done(ordinal, step)
         answer = self._flags + self._layout.answer(ordinal)
         write_word(self._stream.cuda_stream, answer, Answer.ANSWERED)

@@ -25,6 +25,7 @@ INPUTS = StepInputs(
     block_table=torch.zeros((REQUESTS, 2), dtype=torch.int32),
     rows=ROWS, decode_requests=REQUESTS, rows_per_decode=1, max_length=50,
     exact_query_start=tuple(range(REQUESTS + 1)),
+    positions=torch.full((ROWS,), 8), slots=torch.full((ROWS,), 8),
 )  # fmt: skip
 TENSORS = {
     "q": torch.zeros((ROWS, 16, 8), dtype=torch.uint8),
@@ -50,13 +51,13 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> DeviceSteps:
         "", None,
     )  # fmt: skip
     kernels = InlineKernels(GEOMETRY, {3: CACHE, 7: CACHE}, CPU)
-    monkeypatch.setattr(kernels, "take", lambda inputs: None)
+    monkeypatch.setattr(kernels, "take", lambda *arguments: None)
     monkeypatch.setattr(kernels, "select", lambda *arguments: None)
     pool = BankPool(lambda number: HostBank(GEOMETRY, number), banks=0)
     return DeviceSteps(request, pool, kernels, None, device=CPU)
 
 
-@pytest.mark.parametrize("name", ["query_start", "seq_lens", "block_table"])
+@pytest.mark.parametrize("name", ["query_start", "seq_lens", "block_table", "positions", "slots"])
 def test_a_steps_tensors_have_no_holes_and_are_on_the_workers_device(
     worker: DeviceSteps, name: str
 ) -> None:

@@ -4,5 +4,5 @@ from pathlib import Path
 
 
 def path() -> Path:
-    """The safetensors file: names, shapes and origin are listed in recording.py."""
-    return Path(__file__).with_name("vllm_0_26_dsv32.safetensors")
+    """The safetensors file, compressed: names, shapes and origin are listed in recording.py."""
+    return Path(__file__).with_name("vllm_0_26_dsv32.safetensors.xz")

@@ -22,7 +22,7 @@ Told = dict[str, dict[str, set[str]]]
 """Values by name and label; of spans by field and "": they have no labels."""
 
 _OF_RULES = [Asked(rule.get("alert") or rule["record"], rule["expr"]) for rule in rules()]
-_FIELD = re.compile(r"\b((?:span|event|resource|trace)[.:][\w.]+)(?:\s*(=|=~)\s*([^\s)}|]+))?")
+_FIELD = re.compile(r"\b((?:span|event|resource|trace)[.:][\w.]+)(?:\s*(=~|=)\s*([^\s)}|]+))?")
 
 
 @pytest.fixture(scope="module")

@@ -175,11 +175,19 @@ class _Steps:
         with session.step(case.inputs, case.layers) as step:
             _select(step, case, first)
             service.freeze()
+            assert eventually(lambda: _stands_still(service.pid))
             step._wait_bound = 0.2
             for layer in others:
                 _select(step, case, layer)
         service.thaw()
+        assert session.statistics.inline_layers
         return step.number
+
+
+def _stands_still(pid: int) -> bool:
+    """A thread that runs at the signal's moment goes on for a little."""
+    stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 def _select(step: Any, case: Case, layer: int) -> None:

@@ -10,7 +10,12 @@ _OLD = tuple(arch for arch in ARCHITECTURES if arch < 90)
 _NEW = tuple(arch for arch in ARCHITECTURES if arch >= 90)
 
 _TYPES = (
-    dict.fromkeys(("state", "order", "told", "step_word", "closing", "progress"), "*i64")
+    dict.fromkeys((
+            "state", "order", "told", "step_word", "closing", "progress", "begun", "found",
+            "entries",
+        ),
+        "*i64",
+    )
     | dict.fromkeys(
         ("decision", "live", "arrived", "query_start", "seq_lens", "block_table", "out"), "*i32"
     )
@@ -25,8 +30,9 @@ _TYPES = (
     | dict.fromkeys(
         (
             "step", "attachment", "table_stride", "staging", "answers", "staging_slot",
-            "answer_slot", "query_start_at", "seq_lens_at", "table_at", "stamps", "stamp_stride",
-            "q_stride", "weights_stride", "q_at", "weights_at", "bound", "out_stride",
+            "answer_slot", "staged", "answer", "query_start_at", "seq_lens_at", "table_at",
+            "stamps", "stamp_stride", "q_stride",
+            "weights_stride", "q_at", "weights_at", "bound", "out_stride",
         ),
         "i64",
     )
@@ -38,17 +44,20 @@ _ARGUMENTS = {
     "table_at table_width stamps cells",
     "stage": "q weights state decision arrived ordinal first rows q_stride weights_stride q_at "
     "weights_at",
-    "wait": "state decision order told out ordinal bound rows out_stride",
-    "hand_back": "state decision out rows ordinal out_stride",
-    "gate": "step_word live closing staging answers gate ordinal bound stamps stamped stamp_stride "
-    "cells",
-    "done": "step_word live progress arrived answers ordinal stamps stamped stamp_stride",
+    "wait": "state decision order told begun found entries out ordinal bound rows out_stride",
+    "hand_back": "state decision found entries out rows ordinal out_stride",
+    "share": "state begun found entries out rows ordinal out_stride",
+    "gate": "step_word live closing staging answers staged answer gate ordinal bound stamps "
+    "stamped stamp_stride cells",
+    "done": "step_word live progress arrived answers ordinal staged answer stamps stamped "
+    "stamp_stride",
 }
 _UNALIGNED = {
     "publish": ("query_start", "seq_lens", "block_table"),
     "stage": ("q", "weights"),
     "wait": ("out",),
     "hand_back": ("out",),
+    "share": ("out",),
 }
 
 
@@ -76,13 +85,18 @@ BUILDS = [
                    VECTOR=16),
             _build("stage", "48 heads, unaligned", 8, pdl, Q_BYTES=6144, HEADS=48, BLOCK_Q=8192,
                    BLOCK_H=64, VECTOR=1),
-            _build("wait", "", 1, pdl, ROWS=0, K=2048, BLOCK=2048, VECTOR=16),
+            _build("wait", "", 1, pdl, ROWS=0, K=2048, BLOCK=2048, VECTOR=16, CHECKED=True),
             _build("wait", "and hand back", 1, pdl, ROWS=wait.FEW_ROWS, K=2048, BLOCK=1024,
-                   VECTOR=16),
-            _build("hand_back", "", 8, pdl, TOGETHER=1, K=2048, BLOCK=2048, VECTOR=16),
-            _build("hand_back", "many rows", 8, pdl, TOGETHER=4, K=2048, BLOCK=2048, VECTOR=16),
+                   VECTOR=16, CHECKED=True),
+            _build("wait", "and hand back, unchecked", 1, pdl, ROWS=wait.FEW_ROWS, K=2048,
+                   BLOCK=1024, VECTOR=16, CHECKED=False),
+            _build("hand_back", "", 8, pdl, TOGETHER=1, K=2048, BLOCK=2048, VECTOR=16,
+                   CHECKED=True),
+            _build("hand_back", "many rows", 8, pdl, TOGETHER=4, K=2048, BLOCK=2048, VECTOR=16,
+                   CHECKED=True),
             _build("hand_back", "k 100, unaligned", 8, pdl, TOGETHER=1, K=100, BLOCK=128,
-                   VECTOR=4),
+                   VECTOR=4, CHECKED=True),
+            _build("share", "", 4, pdl, K=2048, BLOCK=2048),
             _build("gate", "", 1, pdl),
             _build("done", "", 1, pdl),
         )

@@ -36,8 +36,9 @@ def _or_answer(rescue: Build) -> Build:
         rescue,
         name=f"answer or {rescue.name}",
         kernel="attention_worker.answer_or_rescue:answer_or_rescue_kernel",
-        types=rescue.types | dict(state="*i64", decision="*i32", ordinal="i32"),
-        constants=rescue.constants | dict(K=2048, BACK=2048, VECTOR=16),
+        types=rescue.types
+        | dict(state="*i64", decision="*i32", found="*i64", entries="*i64", ordinal="i32"),
+        constants=rescue.constants | dict(K=2048, BACK=2048, VECTOR=16, CHECKED=True),
         options=rescue.options | dict(maxnreg=most_registers(rescue.architectures[0])),
     )
 

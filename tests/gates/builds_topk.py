@@ -6,13 +6,13 @@ from ipc_handoff.kernels.done import tell_layer
 from tests.gates.kernels import ARCHITECTURES, Build
 
 _POINTERS = dict(scores="*fp32", row_at="*i64", candidates="*fp32") | dict.fromkeys(
-    ("row_start", "row_end", "arrived", "enabled", "out", "counts"), "*i32"
+    ("row_start", "row_end", "arrived", "enabled", "out", "counts", "nan"), "*i32"
 )
-_NUMBERS = dict.fromkeys(("given", "k", "width", "rows", "groups", "skew"), "i32")
+_NUMBERS = dict.fromkeys(("given", "k", "width", "rows", "groups", "skew", "mark"), "i32")
 _STRIDES = dict.fromkeys(("scores_stride", "out_stride"), "i64")
 
 
-_TELLING = ("*i64", "*i32", "*i64", "*i32", "i64", "i64", "i64", "i32", "i32")
+_TELLING = ("*i64", "*i32", "*i64", "*i32", "i64", "i64", "i64", "i64", "i64", "i32", "i32")
 """Of `done.telling`."""
 
 
@@ -25,11 +25,13 @@ def _select(
         _POINTERS | _NUMBERS | _STRIDES | (dict(epilogue=_TELLING) if tells else {}),
         dict(SMALL=sizes.small, TILE=sizes.tile, CAPACITY=sizes.capacity, BLOCK=sizes.block,
              SAMPLE=sizes.sample,
-             MOST_SPLITS=plan.MOST_SPLITS, WARPS=sizes.warps, PTX=True, SETTLED=settled,
+             MOST_SPLITS=plan.MOST_SPLITS, WARPS=sizes.warps, PTX=True, NAN=not settled,
+             STREAMS_NAN=not settled and sizes.streams_nan,
+             SETTLED=settled,
              PDL=architectures[0] >= 90, EPILOGUE=tell_layer if tells else None)
         | ({} if tells else dict(epilogue=None)),
         dict(num_warps=sizes.warps, maxnreg=sizes.registers), architectures,
-        unaligned=("scores", "row_at", "row_start", "row_end", "arrived", "enabled", "out"),
+        unaligned=("scores", "row_at", "row_start", "row_end", "arrived", "enabled", "out", "nan"),
     )  # fmt: skip
 
 

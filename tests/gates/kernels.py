@@ -30,6 +30,7 @@ _BUILDS = (
 )
 _RUNS = (
     "tests.gates.runs_handoff",
+    "tests.gates.runs_generations",
     "tests.gates.runs_flags",
     "tests.gates.runs_told",
     "tests.gates.runs_rescue",

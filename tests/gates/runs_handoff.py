@@ -11,7 +11,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord, StagingWord
+from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord, SlotLine, StagingWord
+from ipc_handoff.generations import Generation
 from ipc_handoff.kernels import hand_back as hand_back_module
 from ipc_handoff.kernels.done import advance, done
 from ipc_handoff.kernels.gate import gate
@@ -55,6 +56,7 @@ class Both:
         service = ServiceMemory(GEOMETRY, cpu, staging.data_ptr(), answers.data_ptr())
         worker = WorkerMemory(GEOMETRY, cpu)
         watch.also_allowed += [worker.stamps, worker.order, worker.told, service.closing]
+        watch.also_allowed.append(worker.found.entries)
         return cls(staging, answers, worker, service)
 
     def staged(self, step: int, name: str, dtype: torch.dtype, count: int) -> Tensor:
@@ -69,6 +71,11 @@ class Both:
 
     def word(self, of: Tensor, number: int) -> int:
         return int(of[number * DEVICE_LINE :][:8].view(torch.int64))
+
+    def set_generation(self, of: Tensor, slot: int, step: int, layer: int) -> None:
+        """As if the slot that begins there held this step's layer."""
+        at = slot + SlotLine.LAYER * DEVICE_LINE
+        of[at:][:8].view(torch.int64).fill_(Generation(step, layer).word)
 
     def publish(self, step: int, rows: int = 5, attachment: int = 1) -> None:
         requests = 3
@@ -122,7 +129,7 @@ def answered_steps(together: bool) -> None:
         rows, captured = (1, 1) if together else (5, 7)
         both.publish(step, rows)
         both.service.step.fill_(step)
-        gate(both.service, Gate.PUBLISHED, bound=0)
+        gate(both.service, Gate.PUBLISHED, slot=step % GEOMETRY.slots, bound=0)
         assert both.staged(step, "seq_lens", torch.int32, 3).equal(lengths(step, 3))
         assert both.staged(step, "query_start", torch.int32, 4).equal(starts(3))
         pages = both.staged(step, "block_table", torch.int32, 3 * GEOMETRY.table_width)
@@ -133,14 +140,14 @@ def answered_steps(together: bool) -> None:
             stage(both.worker, q, weights, ordinal=ordinal, first=ordinal == 0)
             assert int(both.worker.detached) == 0
             kind = Gate.LAYER if ordinal else Gate.FIRST_LAYER
-            gate(both.service, kind, ordinal=ordinal, bound=0)
+            gate(both.service, kind, slot=step % GEOMETRY.slots, ordinal=ordinal, bound=0)
             assert int(both.service.enabled) == 1
             assert both.staged(step, "q", torch.uint8, q[:rows].numel()).equal(q[:rows].flatten())
             staged = both.staged(step, "weights", torch.float32, weights[:rows].numel())
             assert staged.equal(weights[:rows].flatten())
             both.answer(step).copy_(indices(step, ordinal))
             advance(both.service)
-            done(both.service, ordinal)
+            done(both.service, ordinal, step % GEOMETRY.slots)
             out = torch.full((captured, GEOMETRY.top_k), POISON, dtype=torch.int32)
             receive(both, out, ordinal, together)
             assert out[:rows].equal(indices(step, ordinal)[:rows])
@@ -186,6 +193,7 @@ def many_rows_handed_back() -> None:
     both.publish(15, rows=9)
     answer = both.answer(15)
     answer.copy_(indices(15, 0))
+    both.set_generation(both.answers, GEOMETRY.device.answers_at(15 % GEOMETRY.slots), 15, 0)
     both.worker.state[WorkerState.CURRENT] = 15
     both.worker.decision[Decision.ANSWERED] = 1
     room = torch.full((12, GEOMETRY.top_k), POISON, dtype=torch.int32)
@@ -252,10 +260,10 @@ def aborted_wait() -> None:
 
 
 def gate_ends(kind: Gate, expected: GateEnd) -> None:
-    both = Both.attached()
+    both, slot = Both.attached(), 61 % GEOMETRY.slots
     both.publish(61)
     both.service.step.fill_(61)
-    gate(both.service, Gate.PUBLISHED, bound=0)
+    gate(both.service, Gate.PUBLISHED, slot=slot, bound=0)
     bound = 10**9
     if expected == GateEnd.LATE:
         bound = 0
@@ -270,16 +278,16 @@ def gate_ends(kind: Gate, expected: GateEnd) -> None:
         both.staging[StagingWord.REQUESTS * DEVICE_LINE :][:8].view(torch.int64).fill_(61)
     if kind == Gate.PUBLISHED:
         both.service.step.fill_(60 if expected == GateEnd.NEWER else 70)
-    gate(both.service, kind, ordinal=0, bound=bound)
+    gate(both.service, kind, slot=slot, ordinal=0, bound=bound)
     assert int(both.service.enabled) == 0
     assert int(both.service.live[Live.REASON]) == expected
     assert both.word(both.answers, AnswersWord.CANCELLED) == int(both.service.step)
     # Nothing more of the step is gated, written or rung, also if the worker comes after all.
     both.staging[(StagingWord.REQUESTS + 1) * DEVICE_LINE :][:8].view(torch.int64).fill_(61)
-    gate(both.service, Gate.LAYER, ordinal=1, bound=bound)
+    gate(both.service, Gate.LAYER, slot=slot, ordinal=1, bound=bound)
     assert int(both.service.enabled) == 0
     progress = both.word(both.answers, AnswersWord.PROGRESS)
-    done(both.service, 1)
+    done(both.service, 1, slot)
     advance(both.service)
     assert both.word(both.answers, AnswersWord.DONES + 1) == 0
     assert both.word(both.answers, AnswersWord.PROGRESS) == progress
@@ -290,7 +298,7 @@ def stamps_of_another_step_are_taken_away() -> None:
     for step in (5, 5 + 64):
         both.publish(step)
         both.service.step.fill_(step)
-        gate(both.service, Gate.PUBLISHED, bound=0)
+        gate(both.service, Gate.PUBLISHED, slot=step % GEOMETRY.slots, bound=0)
         at = GEOMETRY.device.stamps + 5 * GEOMETRY.device.stamp_stride
         cells = both.answers[at:][: 8 * (1 + 2 * len(SERVICE_STAGES))].view(torch.int64)
         assert int(cells[0]) == step and (cells[1:] == 0).all()
@@ -311,8 +319,7 @@ _CASES = {
 } | {
     f"gate {kind.name} ends: {end.name}": partial(gate_ends, kind, end)
     for kind in Gate
-    for end in GateEnd
-    if end != GateEnd.PASSED
+    for end in (GateEnd.LATE, GateEnd.NEWER, GateEnd.DETACHED, GateEnd.CLOSING)
 }  # fmt: skip
 
 RUNS = [Run(f"hand-over, {name}", check) for name, check in _CASES.items()]

@@ -10,6 +10,8 @@ import torch
 from attention_worker.answer_or_rescue import answer_or_rescue
 from indexer_service.kernels import indexer
 from indexer_service.kernels.indexer.rescue import RescueInputs, rescue
+from ipc_handoff.device_layout import DEVICE_LINE
+from ipc_handoff.generations import Generation
 from ipc_handoff.kernels.words import Decision, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
@@ -39,8 +41,12 @@ def _answer_or_rescue(lengths: list[int], next_n: int, step_rows: int) -> None:
         max_requests=len(lengths), max_context=640, slots=2,
     )  # fmt: skip
     memory = WorkerMemory(geometry, torch.device("cpu"))
-    answer = torch.arange(rows * k, dtype=torch.int32).view(rows, k)
-    watch.also_allowed[:] = [answer, memory.stamps]
+    # In front of a slot stands whose answer it holds.
+    slot = torch.zeros(_LINE + rows * k, dtype=torch.int32)
+    slot.view(torch.int64)[0] = Generation(3, 0).word
+    answer = slot[_LINE:].view(rows, k)
+    answer.copy_(torch.arange(rows * k, dtype=torch.int32).view(rows, k))
+    watch.also_allowed[:] = [slot, memory.stamps, memory.found.entries]
     state = memory.state
     state[WorkerState.STAMPS] = memory.stamps.data_ptr()
 
@@ -65,6 +71,7 @@ def _answer_or_rescue(lengths: list[int], next_n: int, step_rows: int) -> None:
     assert torch.equal(behind_a_wait(Decision.RESCUED), expected)
 
 
+_LINE = DEVICE_LINE // 4
 _CASES = {
     "a row a request": partial(_same, [300, 0, 33, 512, 1], 1, 16, 40),
     "three rows a request": partial(_same, [130, 2, 0], 3, 16, 40),

@@ -79,7 +79,9 @@ def _live() -> Both:
     both = Both.attached()
     both.publish(STEP)
     both.service.step.fill_(STEP)
-    gate(both.service, Gate.PUBLISHED, bound=0)
+    slot = STEP % GEOMETRY.slots
+    gate(both.service, Gate.PUBLISHED, slot=slot, bound=0)
+    both.set_generation(both.staging, GEOMETRY.device.staging_at(slot), STEP, 1)
     service = both.service
     watch.also_allowed += [service.step, service.live, service.progress, service.arrived]
     return both
@@ -98,7 +100,9 @@ def _select(
         Plan(SIZES, splits, rows if splits > 1 else min(rows, 2), GROUPS), scores.flatten(), k,
         both.answer(STEP)[:rows], row_at=at, row_end=ends,
         arrived=torch.zeros(rows, dtype=torch.int32), enabled=both.service.enabled,
-        epilogue=Epilogue(done.tell_layer, done.telling(both.service, 1), lambda: None),
+        epilogue=Epilogue(
+            done.tell_layer, done.telling(both.service, 1, STEP % GEOMETRY.slots), lambda: None
+        ),
     )  # fmt: skip
     expected = torch.empty((rows, k), dtype=torch.int32)
     reference.select(scores, k, None, ends, expected)

@@ -6,6 +6,7 @@ rows must take, so that none is left out without being noticed.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from indexer_service.kernels.nan_seen import NanSeen, row_of
 from indexer_service.kernels.topk import kernel, launch, reference
 from indexer_service.kernels.topk.memory import select_from_memory
 from indexer_service.kernels.topk.plan import Plan, Sizes
@@ -64,19 +66,53 @@ def _compare(
     end: list[int] | None = None,
     groups: int = GROUPS,
     ways: tuple[str, ...] = (ROW,),
+    sizes: Sizes = SIZES,
 ) -> None:
     rows = len(scores)
     bounds = [None if b is None else torch.tensor(b, dtype=torch.int32) for b in (start, end)]
     room = torch.full((rows, k + 3), -7, dtype=torch.int32)
     out, expected = room[:, 1 : k + 1], torch.empty((rows, k), dtype=torch.int32)
     arrived = torch.zeros(rows, dtype=torch.int32)
-    plan = Plan(SIZES, splits, rows if splits > 1 else 2, groups)
+    plan = Plan(sizes, splits, rows if splits > 1 else 2, groups)
+    seen = NanSeen(torch.zeros(1, dtype=torch.int32), first_row=3)
     with _taking(*ways):
-        launch.run(plan, scores, k, out, row_start=bounds[0], row_end=bounds[1], arrived=arrived)
+        launch.run(
+            plan, scores, k, out, row_start=bounds[0], row_end=bounds[1], arrived=arrived, nan=seen
+        )
+    wrong = _first_with_nan(scores, *bounds)
+    assert row_of(int(seen.word)) == (None if wrong is None else 3 + wrong)
     reference.select(scores, k, bounds[0], bounds[1], expected)
     assert torch.equal(out, expected)
     assert (room[:, [0, -2, -1]] == -7).all()
     assert (arrived == 0).all()
+
+
+def _first_with_nan(scores: Tensor, start: Tensor | None, end: Tensor | None) -> int | None:
+    width = scores.shape[1]
+    for row, row_scores in enumerate(scores):
+        begin = 0 if start is None else int(start[row].clamp(0, width))
+        until = width if end is None else int(end[row].clamp(0, width))
+        if bool(row_scores[begin:until].isnan().any()):
+            return row
+    return None
+
+
+def _nan_at(column: int, row: int = 1, length: int = 600, rows: int = 3) -> Tensor:
+    scores = _random(rows, length)
+    scores[row:, column] = torch.nan
+    return scores
+
+
+def _noted_by_rows() -> None:
+    """Where whole scores are at hand, and not Triton's kernel: the first row wins."""
+    seen = NanSeen(torch.zeros(1, dtype=torch.int32))
+    seen.behind(8).note(torch.tensor([False, False]))
+    assert row_of(int(seen.word)) is None
+    seen.behind(8).note(torch.tensor([False, True, True]))
+    assert row_of(int(seen.word)) == 9
+    seen.note(torch.tensor([True]))
+    seen.behind(2).note(torch.tensor([True]))
+    assert row_of(int(seen.word)) == 0
 
 
 def _ties_and_the_rest() -> None:
@@ -173,6 +209,18 @@ _CASES: dict[str, Callable[[], None]] = {
         CANDIDATES,
     ),
     "ties, NaN, infinities, zeros": _ties_and_the_rest,
+    "NaN in a short row": partial(_compare, _nan_at(7, length=100), 30, 1),
+    "NaN behind a short row's end": partial(
+        _compare, _nan_at(90, length=100), 30, 1, None, [90, 80, 91]
+    ),
+    "NaN in a long row": _long(_nan_at(599), 10, 1, CANDIDATES),
+    "NaN in a split of a long row": _long(_nan_at(300), 10, 4, CANDIDATES),
+    "NaN, more wanted than a split keeps": _long(_nan_at(499), 200, 2, ROW_AGAIN),
+    "NaN, where no register is left": partial(
+        _compare, _nan_at(300), 10, 4, ways=(CANDIDATES,),
+        sizes=replace(SIZES, streams_nan=False),
+    ),
+    "NaN noted by rows": _noted_by_rows,
     "bounds": partial(_bounds, 1),
     "bounds, in splits": partial(_bounds, 2),
     "bounds at a stride": _bounds_at_a_stride,

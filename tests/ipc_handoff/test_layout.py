@@ -16,8 +16,8 @@ from tests.ipc_handoff.properties import unhurried
 from tests.ipc_handoff.support import GEOMETRY
 
 # Change it together with LAYOUT_VERSION only.
-GOLDEN_VERSION = 4
-GOLDEN_FINGERPRINT = 0x49F41EF96CAC9EF7
+GOLDEN_VERSION = 5
+GOLDEN_FINGERPRINT = 0xA1031DFC91CEB515
 
 geometries = st.builds(
     HandoffGeometry,

@@ -1,10 +1,14 @@
 """A service's executor and its worker, interpreted; TRITON_INTERPRET is set before the import."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from dsa_indexer.v1 import indexer_pb2 as pb
+from indexer_service import step_kernels
 from indexer_service.attachment import Attachment
 from indexer_service.device_executor import DeviceExecutor
 from indexer_service.engine import EngineSettings
@@ -13,6 +17,7 @@ from indexer_service.executor import StepCancelled
 from indexer_service.session_regions import DeviceViews
 from indexer_service.step_kernels import tensor_at
 from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord
+from ipc_handoff.kernels.words import Gate
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.wakeups import Wakeup
 from tests.service.fake_stream import FakeStream
@@ -64,18 +69,24 @@ class Bench:
         return tensor_at(region + number * DEVICE_LINE, (1,), torch.int64, CPU)
 
     def run(self, step: HandStep, *, staged: int | None = None) -> pb.StepReport:
-        """Publish, stage `staged` layers (all), begin and finish; cancelled: the report says why.
-
-        One slot holds all layers' q: what is staged first is what every layer of a test sees.
-        """
-        worker = self.worker
-        worker.publish(step)
+        """Publish, stage `staged` layers (all), begin and finish; cancelled: see the report."""
+        self.worker.publish(step)
         self.answers(step.plan.step).fill_(UNWRITTEN)
-        ordinals = range(len(GEOMETRY.layers))[:staged]
-        for ordinal in ordinals:
-            step.q[ordinal], step.weights[ordinal] = step.q[0], step.weights[0]
-            worker.stage(step, ordinal)
-        return self.finish(step)
+        with self.staging(step, staged):
+            return self.finish(step)
+
+    @contextmanager
+    def staging(self, step: HandStep, staged: int | None = None) -> Iterator[None]:
+        """The worker stages a layer when the service comes to its gate: a slot holds one."""
+        real, ordinals = step_kernels.gate, range(len(GEOMETRY.layers))[:staged]
+
+        def gate(memory: Any, kind: Gate, *, ordinal: int = 0, **options: Any) -> None:
+            if kind is not Gate.PUBLISHED and ordinal in ordinals:
+                self.worker.stage(step, ordinal)
+            real(memory, kind, ordinal=ordinal, **options)
+
+        with patch.object(step_kernels, "gate", gate):
+            yield
 
     def finish(self, step: HandStep) -> pb.StepReport:
         report = pb.StepReport(step=step.plan.step)

@@ -27,6 +27,7 @@ from indexer_service.step_kernels import LaunchShape, StepKernels, tensor_at
 from ipc_handoff.device_layout import AnswersWord, StagingWord
 from ipc_handoff.findings import FindingKind
 from ipc_handoff.layout import HandoffGeometry
+from tests.service import device_race_cases
 from tests.service.device_step_bench import CPU, GEOMETRY, Bench
 from tests.service.hand_worker import UNWRITTEN
 from tests.support.cases import tell
@@ -162,14 +163,12 @@ def publish_race() -> None:
         assert not bench.found.findings
         late = bench.worker.make([1, 1], [90, 60])
         bench.worker.publish(late)
-        for ordinal in range(len(GEOMETRY.layers)):
-            late.q[ordinal], late.weights[ordinal] = late.q[0], late.weights[0]
-            bench.worker.stage(late, ordinal)
         # As it still is on a GPU whose worker's stream is late.
         at = bench.worker.staging + GEOMETRY.device.staging_at(late.plan.step % slots)
         lengths = tensor_at(at + GEOMETRY.device.seq_lens, (2,), torch.int32, CPU)
         lengths.fill_(50)
-        report = bench.finish(late)
+        with bench.staging(late):
+            report = bench.finish(late)
     assert report.fault_count == 2
     assert bench.found.kinds == [FindingKind.TORN_INPUT] * 2
     assert [(f.expected, f.seen) for f in bench.found.findings] == [("90", "50"), ("60", "50")]
@@ -249,9 +248,8 @@ def stamps() -> None:
     for _ in range(2):
         step = bench.worker.make([1], [9], trace=trace)
         bench.worker.publish(step)
-        for ordinal in range(len(GEOMETRY.layers)):
-            bench.worker.stage(step, ordinal)
-        begun = bench.executor.begin(step.plan, pb.StepReport())
+        with bench.staging(step):
+            begun = bench.executor.begin(step.plan, pb.StepReport())
         begun.finish()
         times.append(begun.times())
     assert all(found is not None and len(found) == len(GEOMETRY.layers) for found in times)
@@ -286,12 +284,15 @@ def _planted() -> Iterator[tuple[Any, ...]]:
     name = "a first launch that does not fit"
     yield name, one_request_or_one_row, device_executor, "first_shapes", _mixed_always
     yield "faults are not looked at", faults, step_kernels, "copy_checked", _unchecked
+    yield from device_race_cases.planted()
     yield "nor of a publish race", publish_race, step_kernels, "copy_checked", _unchecked
 
 
 def _no_gate(memory: Any, kind: Any, **_: Any) -> None:
     """As if the words were right."""
-    memory.live[:] = torch.tensor([1, 1, int(memory.live[2]) if kind else 0], dtype=torch.int32)
+    memory.live[:] = torch.tensor(
+        [1, 1, 0, 0, int(memory.live[4]) if kind else 0], dtype=torch.int32
+    )
 
 
 def _mixed_always(geometry: HandoffGeometry) -> list[LaunchShape]:
@@ -314,4 +315,4 @@ def _unchecked(
 
 if __name__ == "__main__":
     import_module("tests.gates.interpreter")  # importing it puts the repair in place
-    tell(CASES, _planted())
+    tell(CASES | device_race_cases.CASES, _planted())

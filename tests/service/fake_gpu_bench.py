@@ -18,7 +18,8 @@ from indexer_service.executor import StepCancelled
 from indexer_service.runner import RunnerSettings, StepRunner
 from indexer_service.session_regions import DeviceViews
 from indexer_service.step_graphs import buckets
-from indexer_service.step_kernels import STEP_WORDS, LaunchShape, StepKernels
+from indexer_service.step_kernels import STEP_WORDS, LaunchShape, StepKernels, nan_words
+from ipc_handoff.kernels.words import GateEnd, Live
 from ipc_handoff.layout import HandoffGeometry
 from ipc_handoff.telemetry.attributes import Times
 from ipc_handoff.wakeups import Wakeup
@@ -65,6 +66,9 @@ class Watcher(StepObserver):
         self.times.append(step.times)
 
 
+_LIVE = slice(nan_words(len(GEOMETRY.layers)), nan_words(len(GEOMETRY.layers)) + len(Live))
+
+
 class Bench:
     """A runner with a fake GPU, and what it reported, in order."""
 
@@ -79,7 +83,9 @@ class Bench:
                 raise bench.fails
             step = int(kernels.plan[:STEP_WORDS].view(torch.int64))
             bench.launches.append((step, shape))
-            kernels.result[:3] = torch.tensor([1, 1, len(shape.ordinals)], dtype=torch.int32)
+            live = kernels.result[_LIVE]
+            live[Live.LIVE], live[Live.REASON] = 1, GateEnd.PASSED
+            live[Live.ANSWERED] = len(shape.ordinals)
 
         monkeypatch.setattr(StepKernels, "launch", launch)
         monkeypatch.setattr(StepKernels, "give_up", lambda _, step: self.given_up.append(step))
@@ -110,6 +116,12 @@ class Bench:
         assert self.stream.captured == self.graphs
         assert [step for step, _ in self.launches] == [0]  # what made the kernels
         self.launches.clear()
+
+    def gates_end(self, end: GateEnd) -> None:
+        """As results of the steps in flight arrive when their gates have ended so."""
+        for memory in self.stream.memory:
+            memory[_LIVE] = 0
+            memory[_LIVE][Live.REASON] = end
 
     def submit(self, **plan: Any) -> int:
         step = self.worker.make([1, 1], [100, 50], **plan)

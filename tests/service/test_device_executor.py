@@ -86,8 +86,7 @@ def test_closing_ends_what_is_in_flight_and_then_says_drained(bench: Bench) -> N
 
     def gates_end() -> None:
         seen.append((bench.worker.control.bells.is_drained(), int(kernels.closing)))
-        for memory in bench.stream.memory:
-            memory[:3] = torch.tensor([0, int(GateEnd.CLOSING), 0])
+        bench.gates_end(GateEnd.CLOSING)
 
     bench.stream.on_synchronize = gates_end
     assert bench.runner.close() == 1
@@ -111,8 +110,7 @@ def test_closing_gives_up_the_plans_that_wait_in_the_ring(bench: Bench) -> None:
     bench.settle()
 
     def gates_end() -> None:
-        for memory in bench.stream.memory:
-            memory[:3] = torch.tensor([0, int(GateEnd.CLOSING), 0])
+        bench.gates_end(GateEnd.CLOSING)
 
     bench.stream.on_synchronize = gates_end
     assert bench.runner.close() == 5

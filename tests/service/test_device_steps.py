@@ -10,4 +10,4 @@ from tests.support.cases import check
 
 
 def test_each_case_is_right_and_each_planted_fault_is_seen(repository: Path) -> None:
-    check(repository, "tests.service.device_step_cases", cases=12, planted=3, seconds=240)
+    check(repository, "tests.service.device_step_cases", cases=19, planted=8, seconds=240)

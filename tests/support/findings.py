@@ -16,6 +16,12 @@ class Kept:
         return [finding.kind for finding in self.findings]
 
     @property
+    def only(self) -> Finding:
+        """The one that there must be."""
+        assert len(self.findings) == 1, self.findings
+        return self.findings[0]
+
+    @property
     def detection(self) -> Detection:
         """All detectors, and they tell this one."""
         return Detection(self, detectors(ALL))

@@ -102,8 +102,8 @@ def test_a_step_without_times_has_lost_none(tmp_path: Path) -> None:
     plan = pb.StepPlan(step=9, trace=pb.TraceContext(trace_id=b"1" * 16))
     report = pb.StepReport(step=9, status=pb.STEP_STATUS_CANCELLED)
     metrics.step_finished(FinishedStep(plan, report, (), []))
-    assert service.values("dsa_indexer_steps") == {"cancelled": 1}
-    assert "dsa_indexer_lost_stamps" not in service.points()
+    assert service.counted("dsa_indexer_steps") == {"cancelled": 1}
+    assert service.values("dsa_indexer_lost_stamps") == {"service": 0}
     metrics.step_finished(FinishedStep(plan, report, None, []))
     assert service.values("dsa_indexer_lost_stamps") == {"service": 1}
 

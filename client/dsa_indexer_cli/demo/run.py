@@ -14,7 +14,7 @@ from dsa_indexer_cli.demo.cases import Case, Workload
 from dsa_indexer_cli.demo.compare import SCORE_TOLERANCE, indistinguishable_rows, same_rows
 from dsa_indexer_cli.demo.recorded import DECODE_LAYER, recorded_workload
 from dsa_indexer_cli.demo.result import DemoResult
-from dsa_indexer_cli.demo.service_process import ServiceProcess, own_environment
+from dsa_indexer_cli.demo.service_process import ServiceProcess, own_environment, serve_command
 from dsa_indexer_cli.demo.trace_table import stage_times, whole_traces
 from dsa_indexer_cli.demo.varied import VariedSteps
 from dsa_indexer_cli.trace.spans import read_trace_file
@@ -27,6 +27,9 @@ _KILLED_LAYER = 1
 # Steps before the service is started again: they must be computed inline.
 _STEPS_WITHOUT_SERVICE = 3
 _ATTACH_SECONDS = 20.0
+# Of waits and gates. The service's death ends them at once; a machine that stands still for a
+# second must not.
+_BOUND_SECONDS = 10.0
 
 Progress = Callable[[str], None]
 
@@ -70,8 +73,11 @@ class _Demo:
         self._progress = progress
         self._sockets = folder / "sockets"
         address = f"{UNIX}{self._sockets / 'indexer.sock'}"
-        self._settings = ClientSettings(address=address, trace_file=trace_file)
-        self.service = ServiceProcess(address, trace_file, log)
+        self._settings = ClientSettings(
+            address=address, trace_file=trace_file, wait_bound_seconds=_BOUND_SECONDS
+        )
+        command = [*serve_command(address, trace_file), "--gate-bound-seconds", str(_BOUND_SECONDS)]
+        self.service = ServiceProcess(address, trace_file, log, command)
         self.result = DemoResult(trace_file)
         # Of the traced steps that the service answered.
         self._traces: set[str] = set()

@@ -27,7 +27,8 @@ def own_environment() -> Iterator[None]:
         os.environ.update(saved)
 
 
-def _serve(address: str, trace_file: Path | None) -> list[str]:
+def serve_command(address: str, trace_file: Path | None) -> list[str]:
+    """`dsa-indexer serve`, by this Python."""
     command = [sys.executable, "-m", "dsa_indexer_cli", "serve", "--address", address]
     return command if trace_file is None else [*command, "--trace-file", str(trace_file)]
 
@@ -47,7 +48,7 @@ class ServiceProcess:
         command: Sequence[str] | None = None,
     ) -> None:
         self._address = address
-        self._command = list(command or _serve(address, trace_file))
+        self._command = list(command or serve_command(address, trace_file))
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 

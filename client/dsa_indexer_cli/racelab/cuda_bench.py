@@ -1,7 +1,7 @@
 """The lab's bench on a GPU: a service in a process of its own, and a worker's session with it.
 
-What both sides find arrives here: what the service finds, in its reports. Both processes share the
-GPU under MPS.
+What both sides find arrives here: what the service finds, by a file. Both processes share the GPU
+under MPS.
 """
 
 import sys
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from unittest import mock
 
 import torch
@@ -19,9 +19,11 @@ from torch import Tensor
 
 from attention_worker.device_session import DeviceIndexer
 from attention_worker.placements import Placement
+from attention_worker.worker_banks import WorkerBank
 from dsa_indexer_cli.demo.service_process import ServiceProcess, own_environment
 from dsa_indexer_cli.racelab import batches
 from dsa_indexer_cli.racelab.batches import Sort
+from dsa_indexer_cli.racelab.cuda_service import ReadFindings
 from dsa_indexer_cli.racelab.provocation import Seen
 from dsa_indexer_cli.racelab.service import Collected
 from indexer_client import ClientSettings, StepInputs
@@ -60,8 +62,15 @@ class CudaBench:
         indexer: the worker's session.
     """
 
-    def __init__(self, indexer: DeviceIndexer, device: torch.device, found: Collected) -> None:
+    def __init__(
+        self,
+        indexer: DeviceIndexer,
+        device: torch.device,
+        found: Collected,
+        service: ReadFindings,
+    ) -> None:
         self.indexer, self.device, self._found = indexer, device, found
+        self._service, self._of_service = service, Collected("service")
         self._random = torch.Generator().manual_seed(3)
         rows, heads, dim = GEOMETRY.max_rows, GEOMETRY.heads, GEOMETRY.head_dim
         q = torch.randn(_POOL, rows, heads, dim, generator=self._random)
@@ -73,15 +82,35 @@ class CudaBench:
     def batch(self, sort: Sort) -> StepInputs:
         """With tensors on the device; query offsets are always exact, as they must be there."""
         made = batches.make(GEOMETRY, sort, self._random)
+        assert made.positions is not None
+        assert made.slots is not None
         return replace(
             made,
             query_start=made.query_start.to(self.device),
             seq_lens=made.seq_lens.to(self.device),
             block_table=made.block_table.to(self.device),
             exact_query_start=made.query_start.tolist(),
-            positions=None,
-            slots=None,
+            positions=made.positions.to(self.device),
+            slots=made.slots.to(self.device),
         )
+
+    def query(self, rows: int) -> tuple[Tensor, Tensor]:
+        """q and weights of a layer, drawn from a pool."""
+        self._drawn += 1
+        place = self._drawn % _POOL
+        return self._q[place, :rows], self._weights[place, :rows]
+
+    @property
+    def bank(self) -> WorkerBank:
+        """Of the attachment."""
+        attachment = self.indexer._attachment
+        assert attachment is not None
+        return cast(WorkerBank, attachment.bank)
+
+    @property
+    def next_step(self) -> int:
+        """The number that it will have."""
+        return self.indexer._steps + 1
 
     def begin(self, inputs: StepInputs) -> int:
         """Publish the next step; its number."""
@@ -90,11 +119,7 @@ class CudaBench:
     def select(self, rows: int) -> None:
         """Enqueue the layers of the step that was begun."""
         for layer in GEOMETRY.layers:
-            place = self._drawn % _POOL
-            self._drawn += 1
-            self.indexer.select(
-                layer, self._q[place, :rows], self._weights[place, :rows], self.out[:rows]
-            )
+            self.indexer.select(layer, *self.query(rows), self.out[:rows])
 
     def run(self, inputs: StepInputs) -> int:
         """A whole step, until the GPU is done with it."""
@@ -104,17 +129,25 @@ class CudaBench:
         return step
 
     def forget(self) -> None:
-        self._found.findings.clear()
+        self._hear()
+        for side in (self._found, self._of_service):
+            side.findings.clear()
 
     def findings(self) -> list[Seen]:
-        return [Seen("worker", finding) for finding in self._found.findings]
+        self._hear()
+        sides = (self._found, self._of_service)
+        return [Seen(side.side, finding) for side in sides for finding in side.findings]
+
+    def _hear(self) -> None:
+        """What kernels, reports and the service have told; what a next step would do first."""
+        self.indexer.look()
+        self._of_service.findings += self._service.new()
 
     def of(self, step: int, kind: FindingKind) -> Sequence[Seen]:
         """Waits until the step's report has come, or will not."""
         deadline = time.monotonic() + _REPORT_SECONDS
         while not (found := self._told(step, kind)) and time.monotonic() < deadline:
             time.sleep(0.0005)
-            self.indexer._look_after_attachment()  # what a next step would do first
         return found
 
     def _told(self, step: int, kind: FindingKind) -> list[Seen]:
@@ -126,7 +159,7 @@ class CudaBench:
     def wait_for_reports(self) -> None:
         """Of steps that the GPU is done with."""
         time.sleep(_REPORT_SECONDS)
-        self.indexer._look_after_attachment()
+        self._hear()
 
     def make_kernels(self) -> None:
         """Run steps of every size of decode until the service answers them."""
@@ -172,9 +205,10 @@ def cuda_bench(terms: Terms, log: Path, detectors: str = "all") -> Iterator[Cuda
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dsa-indexer-racelab-"))
         stack.enter_context(own_environment())
         address = f"{UNIX}{Path(folder) / 'sockets' / 'indexer.sock'}"
+        findings = Path(folder) / "findings.jsonl"
         program = [
             sys.executable, "-m", "dsa_indexer_cli.racelab.cuda_service", address,
-            str(terms.gate), detectors, str(int(terms.is_open)),
+            str(terms.gate), detectors, str(int(terms.is_open)), str(findings),
         ]  # fmt: skip
         service = ServiceProcess(address, None, log, program)
         stack.callback(service.stop)
@@ -200,7 +234,7 @@ def cuda_bench(terms: Terms, log: Path, detectors: str = "all") -> Iterator[Cuda
             indexer.warm_up(NEXT_N)
         indexer.start()
         indexer.wait_attached(_READY_SECONDS)
-        made = CudaBench(indexer, device, found)
+        made = CudaBench(indexer, device, found, ReadFindings(findings))
         made.make_kernels()
         made.forget()
         yield made

@@ -1,5 +1,7 @@
 """Runs the lab on a GPU."""
 
+import logging
+import math
 import time
 from pathlib import Path
 
@@ -11,6 +13,11 @@ from dsa_indexer_cli.racelab.provocation import Progress, provoke
 from dsa_indexer_cli.racelab.result import Clean, LabResult
 from dsa_indexer_cli.racelab.run import look
 
+logger = logging.getLogger(__name__)
+
+_PART_SECONDS = 30.0
+"""A part's service starts, and its races are provoked, in so many."""
+_FAILED = 2000
 _BATCHES = 20
 _TOLD = 500
 # Steps that are enqueued one behind the other: those of an engine overlap too.
@@ -24,30 +31,41 @@ def run_cuda_lab(
     log: Path,
     *,
     detectors: str = "all",
+    seconds: float = math.inf,
 ) -> LabResult:
     """As `run_lab`, with two processes that share the first GPU under MPS.
 
+    What cannot be run is named in the result, and costs the rest nothing.
+
     Args:
         log: of the services.
-
-    Raises:
-        RuntimeError: no MPS daemon serves the GPU, or a service does not come up.
-        IndexerError: the session could not attach.
+        seconds: for all of it. When they are over, races are provoked less often, once at least,
+            and clean steps end; what was run is in the result.
     """
     began = time.monotonic()
     result = LabResult("cuda", detectors)
-    for terms in dict.fromkeys(race.terms for race in PROVOCATIONS):
-        progress("starting a service")
-        with cuda_bench(terms, log, detectors) as made:
-            if terms is PATIENT and clean_steps:
-                result.clean = _clean(made, clean_steps, progress)
-            chosen = [race for race in PROVOCATIONS if race.terms == terms]
-            result.provoked += provoke(made, chosen, provocations, progress)
+    parts = list(dict.fromkeys(race.terms for race in PROVOCATIONS))
+    for place, terms in enumerate(parts):
+        chosen = [race for race in PROVOCATIONS if race.terms == terms]
+        left = began + seconds - time.monotonic()
+        try:
+            with cuda_bench(terms, log, detectors) as made:
+                # Other parts have few races: a service's start is most of what they take.
+                own = left - _PART_SECONDS * (len(parts) - 1 - place)
+                until = time.monotonic() + max(own, 0.0)
+                if terms is PATIENT and clean_steps:
+                    result.clean = _clean(made, clean_steps, progress, max(own, 0.0) / 2)
+                rest = until - time.monotonic()
+                result.provoked += provoke(made, chosen, provocations, progress, rest)
+        except Exception as error:
+            logger.debug("a part of the lab failed", exc_info=True)
+            named = ", ".join(race.name for race in chosen)
+            result.failed.append(f"{named}: {type(error).__name__}: {error}"[:_FAILED])
     result.seconds = time.monotonic() - began
     return result
 
 
-def _clean(made: CudaBench, steps: int, progress: Progress) -> Clean:
+def _clean(made: CudaBench, steps: int, progress: Progress, seconds: float) -> Clean:
     """Steps of every sort, by turns, each begun while those before it run."""
     sorts = {clean.name: clean.batches for clean in CLEAN if clean.run is whole}
     names = list(sorts)
@@ -58,6 +76,8 @@ def _clean(made: CudaBench, steps: int, progress: Progress) -> Clean:
     before = made.indexer.statistics.inline_layers
     began = time.monotonic()
     for number in range(steps):
+        if time.monotonic() > began + seconds:
+            break
         name = names[number % len(names)]
         turn = found.steps[name]
         chosen = inputs[name][turn % len(inputs[name])]
@@ -73,6 +93,7 @@ def _clean(made: CudaBench, steps: int, progress: Progress) -> Clean:
     made.run(made.batch(Sort()))
     made.wait_for_reports()
     look(made, found)
-    found.milliseconds = (time.monotonic() - began) / steps * 1000
+    taken = time.monotonic() - began
+    found.milliseconds = taken / max(sum(found.steps.values()), 1) * 1000
     found.inline_layers = made.indexer.statistics.inline_layers - before
     return found

@@ -1,7 +1,8 @@
 """One race that the lab provokes, and how often it is caught."""
 
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -54,16 +55,28 @@ class Provocation(Generic[B, T]):
 
 
 def provoke(
-    made: B, races: Iterable[Provocation[B, T]], times: int, progress: Progress
+    made: B,
+    races: Sequence[Provocation[B, T]],
+    times: int,
+    progress: Progress,
+    seconds: float = math.inf,
 ) -> list[Provoked]:
-    """Each of them so many times, on a bench of their terms."""
+    """Each of them so many times, on a bench of their terms.
+
+    Args:
+        seconds: for all of them; each race begins with an equal part of what is left, and is
+            provoked less often if that ends before.
+    """
     found = []
-    for race in races:
+    ends = time.monotonic() + seconds
+    for place, race in enumerate(races):
         progress(race.name)
-        one = Provoked(race.name, race.kind, race.detector, times)
+        one = Provoked(race.name, race.kind, race.detector)
         began = time.monotonic()
-        for _ in range(times):
+        enough = began + (ends - began) / (len(races) - place)
+        while one.provoked < times and (not one.provoked or time.monotonic() < enough):
             made.forget()
+            one.provoked += 1
             seen = made.of(race.provoke(made), race.kind)
             one.caught += bool(seen)
             for side, finding in seen:
@@ -71,6 +84,6 @@ def provoke(
                 if stage not in one.stages:
                     one.stages.append(stage)
                 one.example = one.example or str(finding)
-        one.milliseconds = (time.monotonic() - began) / max(times, 1) * 1000
+        one.milliseconds = (time.monotonic() - began) / one.provoked * 1000
         found.append(one)
     return found

@@ -52,16 +52,21 @@ class Clean:
 
 @dataclass
 class LabResult:
-    """transport: cpu or cuda; detectors: the setting of both sides."""
+    """transport: cpu or cuda; detectors: the setting of both sides.
+
+    Attributes:
+        failed: what could not be run, and why; the rest was.
+    """
 
     transport: str
     detectors: str
+    failed: list[str] = field(default_factory=list)
     provoked: list[Provoked] = field(default_factory=list)
     clean: Clean = field(default_factory=Clean)
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """Nothing was missed, and there was no false alarm."""
-        missed = any(race.missed for race in self.provoked)
-        return not missed and not self.clean.false_alarms and not self.clean.wrong
+        """All was run, nothing was missed, and there was no false alarm."""
+        missed = any(race.missed or not race.provoked for race in self.provoked)
+        return not (self.failed or missed or self.clean.false_alarms or self.clean.wrong)

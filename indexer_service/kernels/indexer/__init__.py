@@ -17,6 +17,7 @@ from indexer_service.kernels.checks import expect, expect_rows, fault, positive
 from indexer_service.kernels.dispatch import TRITON
 from indexer_service.kernels.epilogue import Epilogue
 from indexer_service.kernels.indexer import composed
+from indexer_service.kernels.nan_seen import NanSeen
 
 __all__ = ["select_paged", "select_ragged"]
 
@@ -37,6 +38,7 @@ def select_paged(
     impl: str = "auto",
     on_stage: Callable[[str], None] | None = None,
     nan_rows: Tensor | None = None,
+    nan: NanSeen | None = None,
 ) -> Tensor:
     """The k best keys of each row in a paged cache; `topk.select` says which and in what order.
 
@@ -62,6 +64,7 @@ def select_paged(
             propagates; `out` may then hold anything.
         nan_rows: bool [rows]; set to True where a row's scores hold NaN, else left alone. Not
             with Triton, which keeps no scores.
+        nan: where it is noted if a row's scores hold NaN, if enabled; the host need not look.
 
     Returns:
         int32 [B*next_n, k], positions in the request, ascending, -1 at the tail; only -1 for
@@ -79,7 +82,7 @@ def select_paged(
     with on(q.device):
         _selects(impl).select_paged(
             *tensors, k, out, workspace, enabled, on_stage,
-            settled=settled and enabled is not None, epilogue=epilogue, impl=impl, **told,
+            settled=settled and enabled is not None, epilogue=epilogue, impl=impl, nan=nan, **told,
         )  # fmt: skip
     return out
 
@@ -99,6 +102,7 @@ def select_ragged(
     impl: str = "auto",
     on_stage: Callable[[str], None] | None = None,
     nan_rows: Tensor | None = None,
+    nan: NanSeen | None = None,
 ) -> Tensor:
     """The `topk` best of each row's keys among gathered ones; as `select_paged` otherwise.
 
@@ -106,7 +110,7 @@ def select_ragged(
         q, k, k_scale, weights, row_start, row_end: as `mqa_logits.ragged` takes them.
         topk: how many keys a row.
         out: int32 [M, topk] with contiguous rows, every element of it written.
-        workspace, enabled, impl, on_stage, nan_rows: as for `select_paged`.
+        workspace, enabled, impl, on_stage, nan_rows, nan: as for `select_paged`.
 
     Returns:
         int32 [M, topk], relative to row_start, ascending, -1 at the tail.
@@ -122,7 +126,7 @@ def select_ragged(
     tensors = (q, k, k_scale, weights, row_start, row_end)
     with on(q.device):
         _selects(impl).select_ragged(
-            *tensors, topk, out, workspace, enabled, on_stage, impl=impl, **told
+            *tensors, topk, out, workspace, enabled, on_stage, impl=impl, nan=nan, **told
         )
     return out
 

@@ -17,6 +17,7 @@ from indexer_service.kernels.indexer.windows import (
     reference_bytes,
 )
 from indexer_service.kernels.lengths import row_lengths
+from indexer_service.kernels.nan_seen import NanSeen
 from indexer_service.kernels.topk.plan import candidate_bytes
 
 OnStage = Callable[[str], None] | None
@@ -44,6 +45,7 @@ def select_paged(
     epilogue: Epilogue | None,
     impl: str,
     nan_rows: Tensor | None = None,
+    nan: NanSeen | None = None,
 ) -> None:
     """See `indexer.select_paged`; arguments are already checked. `settled` saves nothing here."""
     answer = _private(enabled, out)
@@ -74,7 +76,7 @@ def select_paged(
                 q[requests], k_cache, weights[rows], block_lengths - begin,
                 block_table[requests, pages], end - begin, out=scores, impl=impl,
             )  # fmt: skip
-            _note_nan(nan_rows, rows, scores)
+            _note_nan(nan_rows, nan, rows, scores)
 
         keys = (0, _longest(block_lengths, width))
         merge_windows(score, keys, plan.keys, k, answer[rows], impl=_top_k(impl), on_stage=on_stage)
@@ -98,6 +100,7 @@ def select_ragged(
     *,
     impl: str,
     nan_rows: Tensor | None = None,
+    nan: NanSeen | None = None,
     logits: Callable[..., None] | None = None,
 ) -> None:
     """See `indexer.select_ragged`; arguments are already checked.
@@ -130,7 +133,7 @@ def select_ragged(
                 q_codes[rows], k_codes[keys], k_scale[keys], weights[rows], start - begin,
                 end - begin, scores,
             )  # fmt: skip
-            _note_nan(nan_rows, rows, scores)
+            _note_nan(nan_rows, nan, rows, scores)
 
         chosen = answer[rows]
         keys = _key_range(start, end, len(k))
@@ -139,10 +142,15 @@ def select_ragged(
     _hand_over(answer, enabled, out)
 
 
-def _note_nan(nan_rows: Tensor | None, rows: slice, scores: Tensor) -> None:
+def _note_nan(nan_rows: Tensor | None, nan: NanSeen | None, rows: slice, scores: Tensor) -> None:
     """The largest of a row's scores is NaN if one of them is: a single pass over them."""
+    if nan_rows is None and nan is None:
+        return
+    found = scores.amax(1).isnan()
     if nan_rows is not None:
-        nan_rows[rows] |= scores.amax(1).isnan()
+        nan_rows[rows] |= found
+    if nan is not None:
+        nan.behind(rows.start).note(found)
 
 
 def _top_k(impl: str) -> str:

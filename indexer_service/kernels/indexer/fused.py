@@ -19,6 +19,7 @@ from indexer_service.kernels.indexer.windows import DEFAULT_WORKSPACE
 from indexer_service.kernels.mqa_logits.packed import PADDING, PackedScores, padded, windows
 from indexer_service.kernels.mqa_logits.paged_launch import paged_packed
 from indexer_service.kernels.mqa_logits.ragged_launch import decoded_bytes, ragged
+from indexer_service.kernels.nan_seen import NanSeen
 from indexer_service.kernels.topk.launch import select, select_packed
 from indexer_service.kernels.topk.plan import candidate_bytes
 
@@ -45,6 +46,7 @@ def select_paged(
     settled: bool,
     epilogue: Epilogue | None,
     impl: str,
+    nan: NanSeen | None,
 ) -> None:
     """See `indexer.select_paged`; arguments are already checked, `impl` is Triton."""
     batch, next_n = q.shape[:2]
@@ -55,7 +57,7 @@ def select_paged(
     if not limit or not batch or (batch > 1 and room < 2 * request) or room < request:
         composed.select_paged(
             q, k_cache, weights, seq_lens, block_table, k, out, workspace, enabled, on_stage,
-            settled=settled, epilogue=epilogue, impl=impl,
+            settled=settled, epilogue=epilogue, impl=impl, nan=nan,
         )  # fmt: skip
         return
     room = min(room, batch * request + PADDING)
@@ -77,7 +79,7 @@ def select_paged(
         select_packed(
             packed.scores, packed.row_at, packed.row_end, packed.arrived, k, out,
             longest=limit, enabled=enabled, settled=settled,
-            epilogue=epilogue if window == last else None,
+            epilogue=epilogue if window == last else None, nan=nan,
         )  # fmt: skip
         if on_stage:
             on_stage("topk")
@@ -97,6 +99,7 @@ def select_ragged(
     on_stage: OnStage,
     *,
     impl: str,
+    nan: NanSeen | None,
 ) -> None:
     """See `indexer.select_ragged`; arguments are already checked, `impl` is Triton."""
     rows, heads, dim = q.shape
@@ -109,7 +112,7 @@ def select_ragged(
     if not rows or not keys or not at_once:
         composed.select_ragged(
             q, k, k_scale, weights, row_start, row_end, topk, out, max(budget, 1), enabled,
-            on_stage, impl=impl, logits=logits,
+            on_stage, impl=impl, logits=logits, nan=nan,
         )  # fmt: skip
         return
     # Few large blocks: the keys are read again for each, and top-k streams at the memory's rate.
@@ -126,7 +129,8 @@ def select_ragged(
         )  # fmt: skip
         if on_stage:
             on_stage("logits")
-        select(block, topk, start, end, out[some], enabled=enabled)
+        seen = None if nan is None else nan.behind(first)
+        select(block, topk, start, end, out[some], enabled=enabled, nan=seen)
         if on_stage:
             on_stage("topk")
 

@@ -34,24 +34,34 @@ def load_scores(base, at, first, end, N: tl.constexpr):
 
 
 @triton.jit
+def tell_nan(scores, nan, mark):
+    """int32 `nan` becomes at least `mark` if one of the scores is NaN."""
+    if tl.max((scores != scores).to(tl.int32), 0) != 0:
+        tl.atomic_max(nan, mark, sem="relaxed", scope="gpu")
+
+
+@triton.jit
 def find_candidates(
-    base, at, until, first, length, k, kept, groups, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
-    WARPS: tl.constexpr, CAPACITY: tl.constexpr, PTX: tl.constexpr,
+    base, at, until, first, length, k, kept, groups, nan, mark, SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr, WARPS: tl.constexpr, CAPACITY: tl.constexpr, NAN: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     """Keep those of the scores at positions at, ..., until-1 that reach the row's pivot.
 
     base: of position 0, aligned to 16 bytes. first: where the row's index 0 is; it has `length`
     scores. Returns how many reach the pivot, of which the list has room for GROUP * groups <=
     CAPACITY, and whether the pivot is so low that all that may be chosen do.
+    NAN: int32 `nan` becomes at least `mark` if a score is NaN.
     """
     expected = k.to(tl.float32) * (SAMPLE / length.to(tl.float32))
     rank = (expected + MARGIN * tl.sqrt(expected) + 2.0).to(tl.int32)
     stride = length // (SAMPLE // TOGETHER)
     if PTX:
         count, bits = tl.inline_asm_elementwise(
-            candidates_ptx(SAMPLE, WARPS, SLACK, CAPACITY),
-            "=&r,=&r,l,r,r,r,l,r,r,r,~{memory}",
-            [base.to(tl.int64), at, until, first, kept.to(tl.int64), groups, stride, rank],
+            candidates_ptx(SAMPLE, WARPS, SLACK, CAPACITY, NAN),
+            "=&r,=&r,l,r,r,r,l,r,r,r,l,r,~{memory}",
+            [base.to(tl.int64), at, until, first, kept.to(tl.int64), groups, stride, rank,
+             nan.to(tl.int64), mark],
             dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
         )  # fmt: skip
         return count, bits.to(tl.float32, bitcast=True) == LOWEST
@@ -63,15 +73,20 @@ def find_candidates(
         keys = keys_of(tl.load(base + first + place))
         # A sample of which all are wanted says nothing about the scores below it.
         pivot = score_of(threshold(keys, rank, SLACK)[0])
-        return _keep(base, at, until, first, pivot, kept, groups * GROUP, BLOCK), pivot == LOWEST
+        count = _keep(base, at, until, first, pivot, kept, groups * GROUP, nan, mark, NAN, BLOCK)
+        return count, pivot == LOWEST
 
 
 @triton.jit
-def _keep(base, at, until, first, pivot, kept, capacity, BLOCK: tl.constexpr):
+def _keep(
+    base, at, until, first, pivot, kept, capacity, nan, mark, NAN: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """What `find_candidates` keeps, for this pivot."""
     count = tl.full((), 0, tl.int32)
     for block in range(at, until, BLOCK):
         scores = load_scores(base, block, first, until, BLOCK)
+        if NAN:
+            tell_nan(scores, nan, mark)
         taken = scores >= pivot
         slot = count + tl.cumsum(taken.to(tl.int32), 0) - 1
         count += tl.sum(taken.to(tl.int32), 0)

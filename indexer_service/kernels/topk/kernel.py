@@ -17,15 +17,15 @@ from indexer_service.kernels.topk.candidates import (
     count_candidates,
     find_candidates,
 )
-from indexer_service.kernels.topk.memory import select_from_memory
+from indexer_service.kernels.topk.memory import select_from_memory, tell_nan_in_memory
 from indexer_service.kernels.topk.selection import select_from_tile
 
 UNSPECIALISED = (
-    "given", "k", "width", "rows", "groups", "skew", "scores_stride", "out_stride",
+    "given", "k", "width", "rows", "groups", "skew", "scores_stride", "out_stride", "mark",
 )  # fmt: skip
 """Numbers whose values must not make new kernels."""
 
-POINTERS = ("scores", "row_at", "row_start", "row_end", "arrived", "enabled", "out")
+POINTERS = ("scores", "row_at", "row_start", "row_end", "arrived", "enabled", "out", "nan")
 """Pointers whose alignment must not."""
 
 ROW_AT = tl.constexpr(1)
@@ -68,11 +68,12 @@ def _bounds(row, at, start, end, given, width, scores_stride):
 
 @triton.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=POINTERS)
 def topk_kernel(
-    scores, row_at, row_start, row_end, arrived, enabled, out, candidates, counts, given, k, width,
-    rows, groups, skew, scores_stride: tl.int64, out_stride: tl.int64,
+    scores, row_at, row_start, row_end, arrived, enabled, out, candidates, counts, nan, given, k,
+    width, rows, groups, skew, scores_stride: tl.int64, out_stride: tl.int64, mark,
     SMALL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, SAMPLE: tl.constexpr,
     CAPACITY: tl.constexpr, MOST_SPLITS: tl.constexpr, WARPS: tl.constexpr, PTX: tl.constexpr,
-    SETTLED: tl.constexpr, PDL: tl.constexpr, EPILOGUE: tl.constexpr = None, epilogue=None,
+    NAN: tl.constexpr, STREAMS_NAN: tl.constexpr, SETTLED: tl.constexpr,
+    PDL: tl.constexpr, EPILOGUE: tl.constexpr = None, epilogue=None,
 ):  # fmt: skip
     """Indices of the k largest scores of each row, ascending, -1 at the tail.
 
@@ -86,6 +87,8 @@ def topk_kernel(
     arrived: int32 [rows], zero, and so again at the end. Launched for (programs, splits): programs
     take rows in turns, and there is one for each row unless there is one split.
     candidates: fp32 [programs, splits, 2, GROUP * groups], counts: int32 [programs, splits].
+    NAN: int32 `nan` becomes at least mark - r if a score of row r is NaN; STREAMS_NAN: that is seen
+    while a row is streamed.
     EPILOGUE: called as EPILOGUE(programs, PTX, *epilogue) by `programs` programs, each when it has
     stored its rows, unless `enabled` is 0; whoever is the last of them comes behind all stores.
     """
@@ -139,8 +142,8 @@ def topk_kernel(
             until = tl.minimum(begin + per_split, last)
             kept = mine + split.to(tl.int64) * (2 * capacity)
             count, all_kept = find_candidates(
-                base, begin, until, first, length, k, kept, groups, SAMPLE, BLOCK, WARPS, CAPACITY,
-                PTX,
+                base, begin, until, first, length, k, kept, groups, nan, mark - row, SAMPLE, BLOCK,
+                WARPS, CAPACITY, STREAMS_NAN, PTX,
             )  # fmt: skip
             tl.store(counts_here + split, count)
             tl.debug_barrier()  # all threads' candidates, before one thread tells
@@ -161,8 +164,12 @@ def topk_kernel(
             listed = source == CANDIDATES
             select_from_tile(
                 tl.where(listed, mine, base), tl.where(listed, 0, first), entries, k, shift, to,
-                counts_here, tl.where(listed, active, 0), capacity, TILE, WARPS, PTX,
+                counts_here, tl.where(listed, active, 0), capacity, nan, mark - row, TILE, WARPS,
+                NAN, PTX,
             )  # fmt: skip
+        if NAN:  # noqa: SIM102 - decided when compiling
+            if present & (split == 0) & (last > SMALL) & ((k > capacity) | (not STREAMS_NAN)):
+                tell_nan_in_memory(base + first, length, nan, mark - row, BLOCK // 4)
         if (source == ROW_IN_MEMORY) | (source == CANDIDATES_IN_MEMORY):
             listed = source == CANDIDATES_IN_MEMORY
             select_from_memory(

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from indexer_service.kernels.architecture import HOPPER, architecture, processors
 from indexer_service.kernels.epilogue import Epilogue
+from indexer_service.kernels.nan_seen import NanSeen
 from indexer_service.kernels.topk import plan as planning
 from indexer_service.kernels.topk.kernel import ENABLED, ROW_AT, ROW_END, ROW_START, topk_kernel
 from indexer_service.kernels.topk.plan import Plan
@@ -20,10 +21,11 @@ def select(
     out: Tensor,
     *,
     enabled: Tensor | None = None,
+    nan: NanSeen | None = None,
 ) -> None:
     """See `topk.select`; arguments are already checked.
 
-    enabled: as for `select_packed`.
+    enabled, nan: as for `select_packed`.
     """
     rows, width = scores.shape
     if not rows:
@@ -33,7 +35,7 @@ def select(
     )
     plan = planning.choose(rows, width, k, processors=processors(scores.device))
     run(
-        plan, scores, k, out, row_start=row_start, row_end=row_end, enabled=enabled,
+        plan, scores, k, out, row_start=row_start, row_end=row_end, enabled=enabled, nan=nan,
         arrived=_zeros(rows, scores.device) if plan.splits > 1 else None,
     )  # fmt: skip
 
@@ -50,6 +52,7 @@ def select_packed(
     enabled: Tensor | None = None,
     settled: bool = False,
     epilogue: Epilogue | None = None,
+    nan: NanSeen | None = None,
 ) -> None:
     """The same for rows that lie one after the other.
 
@@ -61,7 +64,7 @@ def select_packed(
         out: int32 [R, k] with contiguous rows.
         longest: no row is longer; decides nothing but how many programs share a row.
         enabled: int32 [1]; with 0 in it nothing is written.
-        settled, epilogue: as for `indexer.select_paged`.
+        settled, epilogue, nan: as for `indexer.select_paged`.
     """
     if not len(row_at):
         return
@@ -69,7 +72,7 @@ def select_packed(
     has_room = architecture(scores.device) < planning.SHORT_OF_REGISTERS
     run(
         plan, scores, k, out, row_at=row_at, row_end=row_end, arrived=arrived, enabled=enabled,
-        settled=settled, epilogue=epilogue if has_room else None,
+        settled=settled, epilogue=epilogue if has_room else None, nan=nan,
     )  # fmt: skip
     if epilogue is not None and not has_room:
         epilogue.alone()
@@ -88,6 +91,7 @@ def run(
     enabled: Tensor | None = None,
     settled: bool = False,
     epilogue: Epilogue | None = None,
+    nan: NanSeen | None = None,
 ) -> None:
     """Launch the kernel as `plan` says; `arrived` may be missing if it says one split.
 
@@ -114,11 +118,12 @@ def run(
     topk_kernel[(plan.programs, plan.splits)](
         scores, candidates.view(torch.int64) if row_at is None else row_at,
         *(counts if tensor is None else tensor for tensor in optional),
-        out, candidates, counts, given, k, width, len(out), plan.groups,
-        skew, stride, out.stride(0),
+        out, candidates, counts, counts if nan is None else nan.word, given, k, width, len(out),
+        plan.groups, skew, stride, out.stride(0), 0 if nan is None else nan.mark,
         SMALL=sizes.small, TILE=sizes.tile, BLOCK=sizes.block, SAMPLE=sizes.sample,
         CAPACITY=sizes.capacity, MOST_SPLITS=planning.MOST_SPLITS, WARPS=sizes.warps,
-        PTX=device.type == "cuda", SETTLED=settled, PDL=hopper,
+        PTX=device.type == "cuda", NAN=nan is not None,
+        STREAMS_NAN=nan is not None and sizes.streams_nan, SETTLED=settled, PDL=hopper,
         EPILOGUE=None if epilogue is None else epilogue.function,
         epilogue=None if epilogue is None else epilogue.arguments, num_warps=sizes.warps,
         maxnreg=sizes.registers, launch_pdl=hopper,

@@ -8,6 +8,7 @@ paths cannot do: pivots that the sample got wrong, many equal scores, k in the t
 import triton
 import triton.language as tl
 
+from indexer_service.kernels.topk.candidates import tell_nan
 from indexer_service.kernels.topk.selection import fill
 from indexer_service.kernels.topk.tile import NEVER, keys_of, places
 
@@ -83,6 +84,14 @@ def _threshold(source, lengths, pieces, length, capacity, listed, wanted, BLOCK:
             unknown = (one != wanted) & (two != wanted) & (three != wanted)
         bits -= 2
     return low, need
+
+
+@triton.jit
+def tell_nan_in_memory(scores, length, nan, mark, BLOCK: tl.constexpr):
+    """`tell_nan` of a whole row, for who does not stream it otherwise."""
+    for at in range(0, length, BLOCK):
+        entry = at + tl.arange(0, BLOCK)
+        tell_nan(tl.load(scores + entry, mask=entry < length, other=NEVER), nan, mark)
 
 
 @triton.jit

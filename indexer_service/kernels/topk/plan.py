@@ -21,6 +21,9 @@ class Sizes:
     """Rows of up to so many scores are all candidates."""
     capacity: int = 8192
     """Candidates that a split can keep."""
+    streams_nan: bool = True
+    """There is a register left to note NaN in while a row is streamed; otherwise that takes another
+    look at it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Plan:
         return GROUP * self.groups
 
 
-SHORTEST = Sizes(warps=8, registers=128, block=4096, sample=2048, tile=4096, small=4096)
+SHORTEST = Sizes(
+    warps=8, registers=128, block=4096, sample=2048, tile=4096, small=4096, streams_nan=False
+)
 SHORT = Sizes(warps=8, registers=128, block=4096, sample=2048, tile=8192)
 """Two programs have room on a multiprocessor."""
 STREAMED = Sizes(warps=16, registers=128, block=8192, sample=2048, tile=8192)

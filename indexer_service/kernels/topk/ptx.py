@@ -99,6 +99,21 @@ def keys(scores: list[str]) -> list[str]:
 
 
 @triton.constexpr_function
+def nan_among(scores: list[str]) -> list[str]:
+    """NaN in `worst` if it is there already, or if one of the scores is."""
+    return [f"max.NaN.f32 worst, worst, {score};" for score in scores]
+
+
+@triton.constexpr_function
+def tell_nan(address: str, mark: str) -> list[str]:
+    """At least `mark` is at the address, if a thread has NaN in `worst`. Uses: p."""
+    return [
+        "setp.nan.f32 p, worst, worst;",
+        f"@p red.relaxed.gpu.global.max.s32 [{address}], {mark};",
+    ]
+
+
+@triton.constexpr_function
 def sums_before(warps: int) -> list[str]:
     """From one number a warp at [place]: `all` of them, and `prior`, those of warps before."""
     return [

@@ -11,9 +11,11 @@ from indexer_service.kernels.topk.ptx import (
     THREAD,
     block,
     keys,
+    nan_among,
     registers,
     scan_lanes,
     sums_before,
+    tell_nan,
 )
 from indexer_service.kernels.topk.ptx_search import search, search_storage
 
@@ -36,9 +38,10 @@ _GATHERED = 8
 
 
 @triton.constexpr_function
-def candidates(sample: int, warps: int, slack: int, capacity: int) -> str:
+def candidates(sample: int, warps: int, slack: int, capacity: int, tells_nan: bool) -> str:
     """Operands: = how many, = pivot (bits); base (address), at, until, first, kept (address),
-    groups, stride, rank. A list holds 4 * groups candidates, which is at most `capacity`.
+    groups, stride, rank, nan (address), mark; of the last two see `find_candidates`. A list holds
+    4 * groups candidates, which is at most `capacity`.
     """
     threads = 32 * warps
     keyed = registers("key", sample // threads)
@@ -52,6 +55,7 @@ def candidates(sample: int, warps: int, slack: int, capacity: int) -> str:
             f".reg .b32 spot<{_GATHERED}>, score<{_GATHERED}>;",
             ".reg .b32 hash, pivot, count, window, limit, until, ahead, at_map, at_list;",
             ".reg .b32 word0, word1, word2, word3, set, bit, unit, begin, units, last, slot, room;",
+            ".reg .b32 worst;",
             f".reg .pred inside, outside, one_lane, there<{_GATHERED}>;",
         ],
         # The pivot waits for its sample. Behind that, the first scores are on their way meanwhile.
@@ -78,6 +82,7 @@ def candidates(sample: int, warps: int, slack: int, capacity: int) -> str:
             "shl.b32 room, $7, 2;",
             "setp.eq.u32 one_lane, lane, 0;",
             "mov.u32 at_list, list;",
+            *(["mov.b32 worst, 0;"] if tells_nan else []),
             "WINDOW:",
             f"add.s32 last, window, {WINDOW};",
             "min.s32 last, last, until;",
@@ -86,7 +91,7 @@ def candidates(sample: int, warps: int, slack: int, capacity: int) -> str:
             "bar.sync 0;",  # the counters, or the bitmap before, are not needed any more
             "STEP:",
         ],
-        *(_step(i, warps) for i in range(len(_BUFFERS))),
+        *(_step(i, warps, tells_nan) for i in range(len(_BUFFERS))),
         ["bra.uni STEP;", "LISTED:"],
         _list(warps),
         _gather(threads),
@@ -108,6 +113,7 @@ def candidates(sample: int, warps: int, slack: int, capacity: int) -> str:
             "mov.b32 $0, count;",
             "mov.b32 $1, pivot;",
         ],
+        tell_nan("$10", "$11") if tells_nan else [],
     )
     return text
 
@@ -175,7 +181,7 @@ def _sample(scores: list[str], threads: int) -> list[str]:
 
 
 @triton.constexpr_function
-def _step(buffer: int, warps: int) -> list[str]:
+def _step(buffer: int, warps: int, tells_nan: bool) -> list[str]:
     """Votes of the scores in a buffer, after those of some steps on have been asked for."""
     step = 32 * _LOADS * warps
     now, free = _BUFFERS[buffer], _BUFFERS[buffer - 1]
@@ -184,6 +190,7 @@ def _step(buffer: int, warps: int) -> list[str]:
         "@p bra.uni LISTED;",
         f"add.s32 limit, limit, {step};",
         *_load(free, f"LOAD_{free}", warps),
+        *(nan_among(registers(now, _LOADS)) if tells_nan else []),
     ]
     for i in range(_LOADS):
         lines += [

@@ -9,8 +9,10 @@ from indexer_service.kernels.topk.ptx import (
     block,
     keys,
     load_four,
+    nan_among,
     registers,
     scan_lanes,
+    tell_nan,
 )
 from indexer_service.kernels.topk.ptx_search import search, search_storage
 
@@ -19,9 +21,9 @@ _KEPT = 4
 
 
 @triton.constexpr_function
-def select(most_scores: int, warps: int) -> str:
+def select(most_scores: int, warps: int, tells_nan: bool) -> str:
     """Operands: = how many; base (address), first, end, k, shift, out (address), counts (address),
-    lists, capacity.
+    lists, capacity, nan (address), mark; of the last two see `selection.select_from_tile`.
 
     Without lists, base is where position 0 of a row is. Else it is where the candidates of the
     first list are, and `end` is how many they are together.
@@ -34,7 +36,7 @@ def select(most_scores: int, warps: int) -> str:
         name = f"TILE{vectors}"
         if vectors < most:
             parts += [f"setp.gt.s32 p, $3, {vectors * 4 * threads};", f"@p bra.uni {name}_NOT;"]
-        parts += [*_tile(vectors, warps, name), "bra.uni END;", f"{name}_NOT:"]
+        parts += [*_tile(vectors, warps, name, tells_nan), "bra.uni END;", f"{name}_NOT:"]
     text: str = block(
         search_storage(),
         THREAD,
@@ -44,7 +46,7 @@ def select(most_scores: int, warps: int) -> str:
             ".reg .b64 address;",
             f".reg .b32 key<{4 * most}>, index<{4 * _KEPT}>, place<{most}>;",
             f".reg .b32 offset<{most}>, packed<{(most + 3) // 4}>, mine_of<{(most + 3) // 4}>;",
-            ".reg .b32 position, origin, bits, ties, number, unfilled, list, two;",
+            ".reg .b32 position, origin, bits, ties, number, unfilled, list, two, worst;",
             ".reg .pred inside, outside;",
         ],
         ["setp.ne.s32 p, $8, 0;", "@!p bra.uni LISTED;"],
@@ -83,7 +85,7 @@ def _begins(warps: int) -> list[str]:
 
 
 @triton.constexpr_function
-def _tile(vectors: int, warps: int, name: str) -> list[str]:
+def _tile(vectors: int, warps: int, name: str, tells_nan: bool) -> list[str]:
     elements = registers("key", 4 * vectors)
     threads = 32 * warps
     lines = ["setp.ne.s32 p, $8, 0;", f"@p bra.uni {name}_LISTS;"]
@@ -94,6 +96,9 @@ def _tile(vectors: int, warps: int, name: str) -> list[str]:
             "shl.b32 position, position, 2;",
             *load_four(four, "$1", "position", "$2", "$3", f"{name}_LOADED{r}"),
         ]
+    if tells_nan:  # candidates are none
+        first, *rest = elements
+        lines += [f"mov.b32 worst, {first};", *nan_among(rest), *tell_nan("$10", "$11")]
     lines += [f"bra.uni {name}_LOADED;", f"{name}_LISTS:"]
     for r in range(vectors):
         lines += _load_candidates(r, threads, name, vectors <= _KEPT)
