@@ -48,7 +48,9 @@ class Engine:
         folder.mkdir()
         self.log = folder / "log"
         self._gate = folder / "gate"
-        root = str(_PROGRAM.parents[2])
+        root = _PROGRAM.parents[2]
+        # All of it from one tree, whatever the environment has installed.
+        path = os.pathsep.join(map(str, (root, root / "client", root / "proto")))
         if IN_PROCESS.items() <= environment.items():
             options["distributed_executor_backend"] = "uni"
         own = {name: value for name, value in os.environ.items() if "DSA_INDEXER" not in name}
@@ -60,7 +62,7 @@ class Engine:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[writing],
-                env={**own, **QUIET, "PYTHONPATH": root, **environment},
+                env={**own, **QUIET, "PYTHONPATH": path, **environment},
                 cwd=folder,
                 text=True,
                 start_new_session=True,

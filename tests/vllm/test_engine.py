@@ -60,7 +60,14 @@ NGRAM = Variant(
 )
 MTP = Variant(
     IN_PROCESS,
-    {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
+    {
+        "speculative_config": {
+            "method": "mtp",
+            "num_speculative_tokens": 2,
+            # The second draft attends to what the first has selected.
+            "index_share_for_mtp_iteration": True,
+        }
+    },
     drafting=True,
 )
 
