@@ -17,9 +17,16 @@ from dsa_indexer_cli.status import AddressOption, client_settings
 
 def load(
     workload: Annotated[
-        str, typer.Argument(help="A TOML file, or decode, mixed, smoke or soak.")
+        str, typer.Argument(help="A TOML file, or decode, deepseek, mixed, smoke or soak.")
     ] = "smoke",
     address: AddressOption = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            help="cpu, or on a GPU mps, peer_gpu, timeslice or inline; auto: what is there."
+        ),
+    ] = None,
+    device: Annotated[int | None, typer.Option(help="Ordinal of the sessions' GPU.")] = None,
     change: Annotated[
         list[str] | None,
         typer.Option(
@@ -31,7 +38,10 @@ def load(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Load a service on the CPU: the one at --address, or one that is started for the test.
+    """Load a service: the one at --address, or one that is started for the test.
+
+    On a GPU sessions have K caches of their own, which the service reads over CUDA IPC, and run
+    decode steps as graphs.
 
     Ends with status 0 only if every answer that was compared is right and the workload's limits
     hold.
@@ -49,7 +59,10 @@ def load(
     if running:
         running = client_settings(running).address
     try:
-        wanted = load_workload(workload, dict(map(parse_change, change or [])))
+        changes = dict(map(parse_change, change or []))
+        flags = {"load.placement": placement, "load.device": device}
+        changes |= {key: value for key, value in flags.items() if value is not None}
+        wanted = load_workload(workload, changes)
         with _ctrl_c() as stop, ConsoleProgress() as progress:
             result = summarise(wanted, run_sessions(wanted, running or None, progress.tell, stop))
     except WorkloadError as error:
