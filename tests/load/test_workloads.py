@@ -28,7 +28,7 @@ def test_what_comes_with_the_program_can_be_used(name: str) -> None:
 
 
 def test_the_command_names_what_comes_with_it() -> None:
-    assert built_in() == ["decode", "mixed", "smoke", "soak"]
+    assert built_in() == ["decode", "deepseek", "mixed", "smoke", "soak"]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_cannot_be_used_is_refused_with_its_key(text: str, names: str, tmp_
 
 
 def test_a_file_that_is_missing_names_what_there_is() -> None:
-    with pytest.raises(WorkloadError, match="decode, mixed, smoke, soak"):
+    with pytest.raises(WorkloadError, match="decode, deepseek, mixed, smoke, soak"):
         load_workload("nowhere.toml")
 
 
@@ -127,7 +127,6 @@ def test_steps_are_of_the_kinds_and_layers_that_were_asked_for() -> None:
         q, weights = steps.query(number, 3, planned.inputs.rows)
         assert len(q) == len(weights) == planned.inputs.rows
     assert seen == set(Kind)
-    steps.close()
 
 
 def test_a_step_and_the_next_differ() -> None:
@@ -141,4 +140,3 @@ def test_a_step_and_the_next_differ() -> None:
             q, _ = steps.query(number, layer, planned.inputs.rows)
             answers.add(q.numpy().tobytes())
     assert len(answers) == 40
-    steps.close()

@@ -114,6 +114,7 @@ class GpuWorker:
         self.steps = steps_of(order.workload, order.seed, gpu.device)
         self._gpu, self._seed, self._settings = gpu, order.seed, order.settings()
         self._attach_seconds = load.attach_seconds or _ATTACH_SECONDS
+        self._ahead_seconds = load.ahead_seconds
         self._is_inline = load.placement == INLINE
         geometry = self.steps.geometry
         self._sizes = sorted(
@@ -219,6 +220,9 @@ class GpuWorker:
         self._gpu.synchronize()
         began = time.monotonic_ns()
         step = self._indexer.begin_step(inputs)
+        if self._ahead_seconds:
+            self._gpu.synchronize()
+            time.sleep(self._ahead_seconds)
         forward = self._gpu.timed(enqueue)
         ended = time.monotonic_ns()
         self._asked += len(geometry.layers)

@@ -140,7 +140,7 @@ def _service(folder: Path, device: str) -> Iterator[str]:
     except RuntimeError as error:
         raise RuntimeError(f"{error}\n{_tail(log)}") from None
     finally:
-        service.kill()
+        service.stop()  # not `kill`: see README.md of what that does under MPS
 
 
 def _tail(log: Path) -> str:

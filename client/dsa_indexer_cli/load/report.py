@@ -5,6 +5,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from dsa_indexer_cli.load import plots
+from dsa_indexer_cli.load.durations import duration
 from dsa_indexer_cli.load.result import LoadResult
 
 
@@ -13,6 +14,7 @@ def page(result: LoadResult) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["duration"] = duration
     template = files("dsa_indexer_cli.load") / "templates" / "report.html"
     return environment.from_string(template.read_text(encoding="utf-8")).render(
         result=result,

@@ -137,12 +137,13 @@ class LoadResult:
 def judge(result: LoadResult) -> list[Verdict]:
     """What must hold always, then the workload's limits, then what a soak watches."""
     limits = result.workload.limits
+    wants_answers = result.workload.check.share and not result.is_inline
     found = [
         Verdict("sessions", not result.failures, "; ".join(result.failures) or "none failed"),
         Verdict("steps", result.steps > 0, f"{result.steps} counted"),
         Verdict(
             "answers",
-            not result.wrong_answers and (result.checked > 0 or not result.workload.check.share),
+            not result.wrong_answers and (result.checked > 0 or not wants_answers),
             f"{result.checked} compared with the reference, {result.wrong_answers} wrong"
             + "".join(f"\n{line}" for line in result.wrong),
         ),

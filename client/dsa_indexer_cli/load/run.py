@@ -33,6 +33,7 @@ _TICK_SECONDS = 0.25
 _READY_SECONDS, _GPU_READY_SECONDS = 180.0, 1200.0
 """A GPU of a kind that was never tuned for takes minutes."""
 _END_SECONDS = 60.0
+_EXIT_SECONDS = 20.0
 _SERVICE = "service"
 
 
@@ -101,7 +102,9 @@ class _Run:
         self._host, self._workload, self._tell = host, workload, tell
         self._geometry = geometry_of(workload)
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["dsa_indexer_cli.main", run_session.__module__, Host.__module__])
+        self._context.set_forkserver_preload(
+            ["dsa_indexer_cli.main", run_session.__module__, Host.__module__]
+        )
         self._pipes: dict[int, Connection] = {}
         self._processes: dict[int, ForkServerProcess] = {}
         self._sample_seconds = workload.soak.sample_seconds if workload.soak else 1.0
@@ -131,7 +134,11 @@ class _Run:
             self._get_ready(stop)
             collector = self._collect(stop)
         finally:
-            for process in self._processes.values():
+            for number, process in self._processes.items():
+                # One that has said its last word ends by itself: killing a process that has a GPU
+                # may take other clients of its MPS daemon along.
+                if number not in self._pipes:
+                    process.join(_EXIT_SECONDS)
                 process.kill()
                 process.join()
         return Finished(

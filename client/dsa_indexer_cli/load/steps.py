@@ -94,7 +94,7 @@ class SessionSteps:
         self.geometry, self.seconds, self.pages = geometry, seconds, pages
         self._device = torch.device("cpu") if device is None else device
         self._generator = torch.Generator().manual_seed(seed)
-        rows = geometry.max_rows + _VARIETY + len(geometry.layers)
+        rows = geometry.max_rows + _VARIETY * len(geometry.layers)
         q = torch.randn(rows, geometry.heads, HEAD_DIM, generator=self._generator)
         self._q = q.to(torch.float8_e4m3fn).view(torch.uint8).to(self._device)
         weights = torch.randn(rows, geometry.heads, generator=self._generator)
@@ -106,9 +106,10 @@ class SessionSteps:
 
     def queries(self, number: int, rows: int) -> tuple[Tensor, Tensor]:
         """Of all layers of a step: q, e4m3 bytes [layers, rows, heads, head_dim], and weights,
-        float32 [layers, rows, heads]. Views: layers share rows, as their K caches differ.
+        float32 [layers, rows, heads]. Views, each shifted by a row.
         """
-        first, layers = number % _VARIETY, len(self.geometry.layers)
+        layers = len(self.geometry.layers)
+        first = number % _VARIETY * layers
         return _shifted(self._q, first, layers, rows), _shifted(self._weights, first, layers, rows)
 
     def query(self, number: int, layer: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -167,11 +168,14 @@ def _drawn(workload: Workload, chance: random.Random) -> Shape:
     rows = [steps.rows_per_decode] * decodes
     if kind is not Kind.DECODE:
         rows.append(max(steps.prefill_rows.draw(chance), 1))
+    contexts = [steps.context.draw(chance) for _ in rows]
+    if steps.same_context:
+        contexts = contexts[:1] * len(rows)
     return Shape(
         decode_requests=decodes,
         rows_per_decode=steps.rows_per_decode if decodes else 0,
         rows=tuple(rows),
         # A request is at least as long as its rows of this step.
-        lengths=tuple(max(steps.context.draw(chance), count) for count in rows),
+        lengths=tuple(map(max, contexts, rows)),
         layers=workload.model.indexer_layers,
     )

@@ -63,6 +63,7 @@ class Load(_Table):
         device: ordinal of the sessions' GPU.
         signalling, wait_bound_seconds: as in the client's settings, and with their defaults, of
             which a GPU has its own.
+        ahead_seconds: on a GPU, between a step's plan and its forward: a host that enqueues ahead.
         attach_seconds: a session that has no service for so long has failed; by default after a
             minute, or five on a GPU, where kernels are made first.
     """
@@ -78,6 +79,7 @@ class Load(_Table):
     device: int = Field(default=0, ge=0)
     signalling: Literal["ring", "stream"] = "ring"
     wait_bound_seconds: float | None = Field(default=None, gt=0)
+    ahead_seconds: float = Field(default=0.0, ge=0, le=1)
     attach_seconds: float | None = Field(default=None, gt=0, le=900)
 
 
@@ -101,6 +103,7 @@ class Steps(_Table):
     Attributes:
         batch: decode requests of a step.
         context: tokens of a request.
+        same_context: all requests of a step have as many, so that times can be told apart by it.
         prefill_rows: rows of the prefill request in a mixed or prefill step.
         rows_per_decode: 1, or more where drafts are verified (MTP).
     """
@@ -108,6 +111,7 @@ class Steps(_Table):
     batch: Distribution = Fixed(kind="fixed", value=4)
     context: Distribution = Fixed(kind="fixed", value=1024)
     prefill_rows: Distribution = Fixed(kind="fixed", value=32)
+    same_context: bool = False
     rows_per_decode: int = Field(default=1, ge=1, le=MAX_ROWS_PER_DECODE)
     mix: Mix = Mix()
     seed: int = 1
