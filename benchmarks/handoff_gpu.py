@@ -5,6 +5,7 @@
 
 Starts services and workers of its own, and an MPS daemon for the placement that needs one. The
 worker's graph of 61 layers runs inline and with the service in turns; every selection is compared.
+Placements can run one by one: the day's file keeps those that a run leaves out.
 """
 
 import json
@@ -21,7 +22,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from handoff_documents import document as write_document
-from results_file import RESULTS, write
+from results_file import RESULTS, by_name, write
 
 from dsa_indexer_cli.mps import mps_daemon
 from indexer_client import ClientSettings, IndexerError
@@ -148,7 +149,10 @@ def main(
     found = measure(placement or PLACEMENTS, shape or (), beside)
     name = torch.cuda.get_device_name(0)
     card = name.removeprefix("NVIDIA ").lower().replace(" ", "-")
-    path = write(card, name, found, packages=PACKAGES, suffix="-handoff", folder=results)
+    path = write(
+        card, name, found, packages=PACKAGES, suffix="-handoff", folder=results,
+        combine=by_name,
+    )  # fmt: skip
     print(f"written: {path}")
 
 

@@ -1,5 +1,7 @@
 """Sessions on a GPU, without one: sizes of graphs, what is asked of a session, what is counted."""
 
+import importlib
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -13,10 +15,12 @@ from dsa_indexer.v1 import indexer_pb2 as pb
 from dsa_indexer_cli.gpu_facts import Gpu, GpuFacts
 from dsa_indexer_cli.load import host as load_host
 from dsa_indexer_cli.load.answers import contradiction, exact_scores, first_difference
+from dsa_indexer_cli.load.console import show
 from dsa_indexer_cli.load.gpu_worker import GpuWorker, graph_size, layer_times
 from dsa_indexer_cli.load.host import Host, host_of
 from dsa_indexer_cli.load.host_worker import HostWorker
 from dsa_indexer_cli.load.messages import Order, WorkerFactory
+from dsa_indexer_cli.load.report import page
 from dsa_indexer_cli.load.result import LoadResult
 from dsa_indexer_cli.load.run import run_on
 from dsa_indexer_cli.load.steps import PlannedStep, pages_of
@@ -255,18 +259,56 @@ def test_the_first_difference_of_two_answers() -> None:
 # Whole runs.
 
 
-def test_a_run_on_a_gpu_is_counted_and_compared() -> None:
-    result = load(fake_gpu.good, load={"sessions": 2, "reopen_seconds": 0.3})
-    assert result.ok, result.verdicts
+@pytest.fixture(scope="module")
+def result() -> LoadResult:
+    return load(
+        fake_gpu.good,
+        load={"sessions": 2, "reopen_seconds": 0.3},
+        soak={"sample_seconds": 0.05, "memory_mib": 99.0, "descriptors": 99, "threads": 99},
+    )
+
+
+def test_a_run_on_a_gpu_is_counted_and_compared(result: LoadResult) -> None:
+    assert not result.failures and result.steps > 0, result.verdicts
     assert (result.service.gpu, result.service.placement) == ("Fake GPU", "mps")
     assert "a fake" in result.service.reasons[0]
     assert result.layers == 3 * result.steps and result.inline_layers == 0
-    assert result.checked > 0 and result.reopened > 0
+    assert result.checked > 0 == result.wrong_answers and result.reopened > 0
     assert result.forward.count == result.steps
     assert result.forward.p50 == pytest.approx(FORWARD_NANOSECONDS / 1e6, rel=0.01)
     assert 0 < result.layer.count <= result.layers
     assert result.layer.p50 == pytest.approx(LAYER_NANOSECONDS / 1e6, rel=0.01)
-    assert {shape.forward.count for shape in result.shapes} == {s.steps for s in result.shapes}
+    assert all(shape.forward.count == shape.steps for shape in result.shapes)
+
+
+def test_a_report_of_a_gpu_speaks_of_its_times(result: LoadResult) -> None:
+    text = page(result)
+    assert "Fake GPU, placement mps" in text
+    assert "50.0 µs" in text and "7.00 µs" in text and "a layer</th>" in text
+    assert "GPU, MiB" in text
+    show(result, None)
+
+
+def test_results_of_a_gpu_are_put_into_the_docs(
+    result: LoadResult, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
+    programs = [importlib.import_module(name) for name in ("load_runs", "load_documents")]
+    kept, documents = programs[0].record_of(result), programs[1]
+    about = {"device": "Fake GPU", "date": "2030-01-01", "versions": {"torch": "9"}}
+    soak = tmp_path / "soak.json"
+    soak.write_text(json.dumps({**about, "results": kept}))
+    run = tmp_path / "run.json"
+    kept["workload"].pop("soak")
+    run.write_text(json.dumps({**about, "results": kept}))
+    document = tmp_path / "load.md"
+    marks = [f"<!-- {name}: begin -->\n<!-- {name}: end -->" for name in ("soaks", "gpu-runs")]
+    document.write_text("\n".join(marks))
+    monkeypatch.setattr(documents, "LOAD", document)
+    documents.document([soak, run])
+    text = document.read_text()
+    assert "| GPU 0 | gpu memory, MiB | 1000.0 | 1000.0 | 64 |" in text
+    assert "| decode |" in text and "| 16.7 | 7.0 | 7.0 |" in text
 
 
 def test_a_wrong_answer_on_a_gpu_fails_a_run() -> None:
