@@ -71,7 +71,10 @@ class ServiceProcess:
             RuntimeError: it ended, or did not serve in time.
         """
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            # Ctrl-C is for the program that started it, which ends it when it needs it no more.
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, start_new_session=True
+            )
         deadline = time.monotonic() + seconds
         while not self._serves():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -25,6 +25,7 @@ from ipc_handoff.stages import WorkerStage
 
 _ATTACH_SECONDS = 300.0
 """The service makes its kernels when it is told of the caches."""
+_RPC_SECONDS = 60.0
 _INSERTED = 1 << 16
 """Keys that are quantised at once."""
 _KEPT_FREE = 1 << 30
@@ -112,7 +113,10 @@ class GpuWorker:
     def __init__(self, order: Order, gpu: Gpu) -> None:
         load = order.workload.load
         self.steps = steps_of(order.workload, order.seed, gpu.device)
-        self._gpu, self._seed, self._settings = gpu, order.seed, order.settings()
+        self._gpu, self._seed = gpu, order.seed
+        # A service that shares the GPU, and makes kernels for others, takes its time.
+        patient = {"rpc_timeout_seconds": _RPC_SECONDS}
+        self._settings = order.settings().model_copy(update=patient)
         self._attach_seconds = load.attach_seconds or _ATTACH_SECONDS
         self._ahead_seconds = load.ahead_seconds
         self._is_inline = load.placement == INLINE
