@@ -21,6 +21,8 @@ from ipc_handoff.stages import WORKER_STAGES, WorkerStage
 
 LAYER_NANOSECONDS = 7_000
 FORWARD_NANOSECONDS = 50_000
+STEP_SECONDS = 0.02
+"""Long enough that looks, which come by time, are many in a few steps."""
 INLINE_EVERY = 5
 """Of the layers of one step in so many the service answers all but one, if it is `forgetful`."""
 
@@ -151,7 +153,7 @@ class FakeGpu:
 
     def timed(self, enqueue: Callable[[], None]) -> int:
         enqueue()
-        time.sleep(0.002)  # a step's end is behind its beginning, and others have the processor
+        time.sleep(STEP_SECONDS)
         return FORWARD_NANOSECONDS
 
     def synchronize(self) -> None:

@@ -22,7 +22,7 @@ from dsa_indexer_cli.load.host_worker import HostWorker
 from dsa_indexer_cli.load.messages import Order, WorkerFactory
 from dsa_indexer_cli.load.report import page
 from dsa_indexer_cli.load.result import LoadResult
-from dsa_indexer_cli.load.run import run_on
+from dsa_indexer_cli.load.run import Progress, run_on
 from dsa_indexer_cli.load.steps import PlannedStep, pages_of
 from dsa_indexer_cli.load.summary import summarise
 from dsa_indexer_cli.load.worker import NO_TIME
@@ -35,7 +35,7 @@ from tests.load.fake_gpu import FORWARD_NANOSECONDS, LAYER_NANOSECONDS, FakeGpu
 WORKLOAD: dict[str, Any] = {
     "name": "small",
     "model": {"layers": 3, "heads": 16, "top_k": 16, "page_size": 32},
-    "load": {"seconds": 0.6, "warm_up_seconds": 0.1, "placement": "mps"},
+    "load": {"seconds": 200, "warm_up_seconds": 0.05, "placement": "mps"},
     "steps": {
         "batch": {"kind": "uniform", "low": 1, "high": 6},
         "context": {"kind": "uniform", "low": 8, "high": 90},
@@ -46,6 +46,7 @@ WORKLOAD: dict[str, Any] = {
     "check": {"share": 1.0},
 }
 UUID = "GPU-1"
+COUNTED_STEPS, MANY_STEPS = 30, 160
 
 
 def workload(**tables: dict[str, Any]) -> Workload:
@@ -58,12 +59,17 @@ def worker(gpu: FakeGpu, **tables: dict[str, Any]) -> GpuWorker:
     return made
 
 
-def load(make: WorkerFactory, **tables: dict[str, Any]) -> LoadResult:
-    """With sessions in processes of their own."""
+def load(make: WorkerFactory, steps: int = COUNTED_STEPS, **tables: dict[str, Any]) -> LoadResult:
+    """With sessions in processes of their own, until enough steps are counted."""
     status = pb.GetStatusResponse(serving=True, gpu_uuid=UUID, version="1")
     host = Host("unix:/x", status, make, "Fake GPU")
-    wanted = workload(**tables)
-    return summarise(wanted, run_on(host, wanted, lambda _: None, threading.Event()))
+    wanted, stop = workload(**tables), threading.Event()
+
+    def tell(progress: Progress) -> None:
+        if progress.steps >= steps:
+            stop.set()
+
+    return summarise(wanted, run_on(host, wanted, tell, stop))
 
 
 def failed(result: LoadResult) -> list[str]:
@@ -263,8 +269,9 @@ def test_the_first_difference_of_two_answers() -> None:
 def result() -> LoadResult:
     return load(
         fake_gpu.good,
+        MANY_STEPS,
         load={"sessions": 2, "reopen_seconds": 0.3},
-        soak={"sample_seconds": 0.05, "memory_mib": 99.0, "descriptors": 99, "threads": 99},
+        soak={"sample_seconds": 0.05},
     )
 
 
@@ -324,9 +331,8 @@ def test_layers_without_a_service_on_a_gpu_fail_a_run() -> None:
 
 
 def test_memory_of_a_gpu_that_grows_fails_a_soak() -> None:
-    soak = {"sample_seconds": 0.05, "memory_mib": 1000.0, "mappings": 99, "descriptors": 99}
-    tables = {"load": {"seconds": 2.0}, "soak": {**soak, "threads": 99}}
-    grown = {name for name in failed(load(fake_gpu.growing, **tables)) if "GPU" in name}
+    result = load(fake_gpu.growing, MANY_STEPS, soak={"sample_seconds": 0.05})
+    grown = {name for name in failed(result) if "GPU" in name}
     assert grown == {"soak: GPU 0, gpu_memory_mib"}
 
 

@@ -28,7 +28,6 @@ class HostWorker:
     """
 
     def __init__(self, order: Order) -> None:
-        torch.set_num_threads(1)
         load = order.workload.load
         self.steps = steps_of(order.workload, order.seed)
         geometry = self.steps.geometry

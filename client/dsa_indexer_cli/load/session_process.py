@@ -10,6 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import numpy as np
+import torch
 
 from dsa_indexer_cli.load.arrivals import arrivals
 from dsa_indexer_cli.load.messages import (
@@ -43,6 +44,8 @@ def run_session(order: Order, pipe: Connection) -> None:
     # Ctrl-C goes to the whole group of processes; the parent says when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(order.environment)
+    # Sessions are many: threads that wait for each other take the cores away from the service.
+    torch.set_num_threads(1)
     with suppress(BrokenPipeError):  # the parent is gone, and nobody is left to be told
         try:
             runner = _Runner(order, pipe)
@@ -98,6 +101,7 @@ class _Runner:
                 self._send()  # what was inline in the warm-up belongs to its steps
                 self._is_counting = True
             self._run_step(number, intended)
+            self._look_at_gpu()
             self._between_steps()
         while self._pending:
             self._compare(self._pending.popleft())
@@ -184,16 +188,18 @@ class _Runner:
         self._check_nanoseconds = time.monotonic_ns() - began
 
     def _send(self) -> None:
-        now = time.monotonic_ns()
         if self._records:
             self._records[-1][Column.INLINE] += self._worker.inline_since()
             self._pipe.send(Records(np.stack(self._records).tobytes()))
             self._records.clear()
+        self._sent = time.monotonic_ns()
+
+    def _look_at_gpu(self) -> None:
+        now = time.monotonic_ns()
         if self._look_nanoseconds and now - self._looked >= self._look_nanoseconds:
             if used := self._worker.gpu_memory():
                 self._pipe.send(GpuMemory(now, used))
             self._looked = now
-        self._sent = now
 
     def _close(self) -> None:
         statistics = self._worker.close()
