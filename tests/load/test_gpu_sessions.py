@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from dsa_indexer_cli.load.gpu_worker import GpuWorker, graph_size, layer_times
 from dsa_indexer_cli.load.host import Host, host_of
 from dsa_indexer_cli.load.host_worker import HostWorker
 from dsa_indexer_cli.load.messages import Order, WorkerFactory
-from dsa_indexer_cli.load.report import page
+from dsa_indexer_cli.load.report import grid, page
 from dsa_indexer_cli.load.result import LoadResult
 from dsa_indexer_cli.load.run import Progress, run_on
 from dsa_indexer_cli.load.steps import PlannedStep, pages_of
@@ -293,7 +294,20 @@ def test_a_report_of_a_gpu_speaks_of_its_times(result: LoadResult) -> None:
     assert "Fake GPU, placement mps" in text
     assert "50.0 µs" in text and "7.00 µs" in text and "a layer</th>" in text
     assert "GPU, MiB" in text
+    assert text.count("background: rgba(") == sum(len(row) for row in grid(result).values()) > 3
     show(result, None)
+
+
+def test_layers_by_batch_and_context_are_a_table_where_both_differ(result: LoadResult) -> None:
+    cells = grid(result)
+    assert list(cells) == sorted(cells)
+    decodes = [shape for shape in result.shapes if shape.kind == "decode"]
+    assert sum(map(len, cells.values())) == len(decodes)
+    one = decodes[-1]
+    assert cells[one.requests][one.context].milliseconds == one.layer.p50
+    assert all(0 < cell.shade < 1 for row in cells.values() for cell in row.values())
+    alone = replace(result, shapes=[s for s in result.shapes if s.requests == one.requests])
+    assert grid(alone) == {}
 
 
 def test_results_of_a_gpu_are_put_into_the_docs(

@@ -54,11 +54,11 @@ def percentiles(result: LoadResult) -> str:
 
     def draw() -> Figure:
         with _figure(3.0) as (figure, (axis,)):
-            names = {"response": "from arrival", "step": "from its beginning"}
-            if not result.is_open_loop:
-                del names["response"]
+            lines = [("step", "from its beginning", BLUE)]
+            if result.is_open_loop:
+                lines.insert(0, ("response", "from arrival", ORANGE))
             far = 10.0
-            for (key, name), colour in zip(names.items(), (ORANGE, BLUE), strict=False):
+            for key, name, colour in lines:
                 curve = [(1 / (1 - p / 100), value) for p, value in result.curve[key]]
                 far = max([far, *(at for at, _ in curve)])
                 axis.plot(*zip(*curve, strict=True), label=name, color=colour, linewidth=1.8)
@@ -107,7 +107,7 @@ def shapes(result: LoadResult) -> str:
     """One layer's latency by kind, requests and context; the most frequent shapes."""
     frequent = sorted(result.shapes, key=lambda shape: -shape.steps)[:_MOST_SHAPES]
     chosen = [shape for shape in result.shapes if shape in frequent and shape.steps]
-    of_layer = [_layer(shape, len(result.geometry.layers)) for shape in chosen]
+    of_layer = [layer_of(shape, len(result.geometry.layers)) for shape in chosen]
     factor, unit = _unit(max(p99 for _, p99 in of_layer))
 
     def draw() -> Figure:
@@ -129,7 +129,7 @@ def shapes(result: LoadResult) -> str:
     return _svg("shapes", draw)
 
 
-def _layer(shape: ShapeResult, layers: int) -> tuple[float, float]:
+def layer_of(shape: ShapeResult, layers: int) -> tuple[float, float]:
     """p50 and p99 of one layer, milliseconds: of layers where they were told apart, or of steps'
     means.
     """
