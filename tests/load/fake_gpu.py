@@ -21,7 +21,7 @@ from ipc_handoff.stages import WORKER_STAGES, WorkerStage
 
 LAYER_NANOSECONDS = 7_000
 FORWARD_NANOSECONDS = 50_000
-STEP_SECONDS = 0.02
+STEP_SECONDS = 0.01
 """Long enough that looks, which come by time, are many in a few steps."""
 INLINE_EVERY = 5
 """Of the layers of one step in so many the service answers all but one, if it is `forgetful`."""
