@@ -66,11 +66,12 @@ def run(workload: str, placement: str, changes: list[str], folder: Path) -> bool
     wanted = load_workload(workload, {**changed, "load.placement": placement})
     finished = run_sessions(wanted, None, Lines().tell, threading.Event())
     result = summarise(wanted, finished)
-    gpu = result.service.gpu
-    card = gpu.removeprefix("NVIDIA ").lower().replace(" ", "-") or "cpu"
-    suffix = f"-load_{wanted.name}" + (f"-{result.service.placement}" if gpu else "")
-    found = record_of(result)
-    path = write(card, gpu or processor(), found, packages=PACKAGES, suffix=suffix, folder=folder)
+    gpu, found = result.service.gpu, record_of(result)
+    name, suffix = f"cpu-load_{wanted.name}", ""
+    if gpu:
+        name = gpu.removeprefix("NVIDIA ").lower().replace(" ", "-")
+        suffix = f"-load_{wanted.name}-{result.service.placement}"
+    path = write(name, gpu or processor(), found, packages=PACKAGES, suffix=suffix, folder=folder)
     for verdict in result.verdicts:
         print("ok  " if verdict.ok else "FAIL", verdict.name, verdict.detail)
     print(f"written: {path}")
