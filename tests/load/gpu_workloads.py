@@ -37,4 +37,6 @@ def worker(gpu: FakeGpu, **tables: dict[str, Any]) -> GpuWorker:
 
 
 def steps_with(made: GpuWorker, wanted: Callable[[PlannedStep], bool]) -> int:
-    return next(number for number, step in enumerate(made.steps.all) if wanted(step))
+    return next(
+        number for number in range(len(made.steps.shapes)) if wanted(made.steps.step(number))
+    )

@@ -4,35 +4,21 @@ import pytest
 import torch
 
 from dsa_indexer_cli.load.gpu_worker import graph_size, layer_times
-from dsa_indexer_cli.load.steps import pages_of
+from dsa_indexer_cli.load.steps import Kind, pages_of
 from dsa_indexer_cli.load.worker import NO_TIME
 from dsa_indexer_cli.load.workload import WorkloadError
-from indexer_client import StepInputs
 from ipc_handoff.stages import WORKER_STAGES, WorkerStage
 from tests.load.fake_gpu import FORWARD_NANOSECONDS, FakeGpu
 from tests.load.gpu_workloads import steps_with, worker, workload
 
 
-def decodes(requests: int, rows_per_decode: int = 1) -> StepInputs:
-    return StepInputs(
-        query_start=torch.arange(0, requests + 1, dtype=torch.int32) * rows_per_decode,
-        seq_lens=torch.full((requests,), 40, dtype=torch.int32),
-        block_table=torch.zeros((requests, 2), dtype=torch.int32),
-        rows=requests * rows_per_decode,
-        decode_requests=requests,
-        rows_per_decode=rows_per_decode,
-        max_length=40,
-    )
-
-
 def test_a_batch_runs_the_graph_of_the_next_power_of_two() -> None:
     geometry = workload().geometry  # 6 decodes of 2 rows, 1 prefill of 5: 17 rows, 7 requests
-    sizes = [graph_size(decodes(n, 2), geometry) for n in range(1, 7)]
+    sizes = [graph_size(Kind.DECODE, requests, 2, geometry) for requests in range(1, 7)]
     assert sizes == [(1, 2), (2, 2), (4, 2), (4, 2), (7, 2), (7, 2)]
-    full = decodes(5, 3)  # 8 requests of it have no room
-    assert graph_size(full, geometry) == (5, 3)
-    mixed = StepInputs(**{**vars(full), "decode_requests": 4})
-    assert graph_size(mixed, geometry) is None
+    assert graph_size(Kind.DECODE, 5, 3, geometry) == (5, 3)  # 7 requests of it have no room
+    assert graph_size(Kind.MIXED, 5, 2, geometry) is None
+    assert graph_size(Kind.PREFILL, 1, 0, geometry) is None
 
 
 def test_graphs_are_made_for_the_steps_that_come_and_for_no_other() -> None:

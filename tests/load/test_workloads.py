@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import TypeAdapter
 
 from dsa_indexer_cli.load.distributions import Distribution
-from dsa_indexer_cli.load.steps import Kind, drawn_steps
+from dsa_indexer_cli.load.steps import Kind, SessionSteps, drawn_steps
 from dsa_indexer_cli.load.workload import (
     Workload,
     WorkloadError,
@@ -140,3 +141,18 @@ def test_a_step_and_the_next_differ() -> None:
             q, _ = steps.query(number, layer, planned.inputs.rows)
             answers.add(q.numpy().tobytes())
     assert len(answers) == 40
+
+
+def test_tables_differ_and_only_the_latest_steps_are_kept() -> None:
+    """A recording of hours must not fill the memory with tables."""
+    steps = drawn_steps(load_workload("smoke"), 1)
+    few = drawn_steps(load_workload("smoke"), 1)
+    many = SessionSteps(few.geometry, list(few.shapes) * 4, 1, few.pages)
+    tables = [many.step(number).inputs.block_table for number in range(len(many.shapes))]
+    assert len(many._planned) < len(tables) / 3
+    assert many.step(1) is not None and torch.equal(many.step(1).inputs.block_table, tables[1])
+    assert {table.flatten()[0].item() for table in tables[:60]} != {tables[0].flatten()[0].item()}
+    for table in tables:
+        assert 0 <= int(table.min()) <= int(table.max()) < many.pages
+        assert all(len(row.unique()) == len(row) for row in table)
+    assert torch.equal(steps.step(5).inputs.block_table, few.step(5).inputs.block_table)

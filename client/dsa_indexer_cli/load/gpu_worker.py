@@ -14,7 +14,7 @@ from dsa_indexer_cli.load.answers import contradiction, exact_scores, first_diff
 from dsa_indexer_cli.load.cuda import Cuda
 from dsa_indexer_cli.load.messages import Order
 from dsa_indexer_cli.load.recorded import steps_of
-from dsa_indexer_cli.load.steps import PlannedStep
+from dsa_indexer_cli.load.steps import Kind, PlannedStep
 from dsa_indexer_cli.load.worker import NO_TIME, Check, Opened, Ran, Tell
 from dsa_indexer_cli.load.workload import HEAD_DIM, INLINE, WorkloadError
 from indexer_client import ClientSettings, IndexerError, StepInputs
@@ -86,14 +86,15 @@ class GraphSize(NamedTuple):
         return self.requests * self.rows_per_decode
 
 
-def graph_size(inputs: StepInputs, geometry: HandoffGeometry) -> GraphSize | None:
-    """The graph that a step runs; None for steps that run eagerly."""
-    if inputs.decode_requests != inputs.requests:
+def graph_size(
+    kind: Kind, requests: int, rows_per_decode: int, geometry: HandoffGeometry
+) -> GraphSize | None:
+    """The graph that a step of so many requests runs; None for steps that run eagerly."""
+    if kind is not Kind.DECODE:
         return None
-    requests = bucket_of(inputs.requests, geometry.max_requests)
-    size = GraphSize(requests, inputs.rows_per_decode)
+    size = GraphSize(bucket_of(requests, geometry.max_requests), rows_per_decode)
     # A batch that fills all rows may have no room for padding.
-    return size if size.rows <= geometry.max_rows else size._replace(requests=inputs.requests)
+    return size if size.rows <= geometry.max_rows else size._replace(requests=requests)
 
 
 def make_gpu_worker(order: Order) -> "GpuWorker":
@@ -121,9 +122,11 @@ class GpuWorker:
         self._ahead_seconds = load.ahead_seconds
         self._is_inline = load.placement == INLINE
         geometry = self.steps.geometry
-        self._sizes = sorted(
-            {size for step in self.steps.all if (size := graph_size(step.inputs, geometry))}
-        )
+        sizes = {
+            graph_size(shape.kind, len(shape.rows), shape.rows_per_decode, geometry)
+            for shape in self.steps.shapes
+        }
+        self._sizes = sorted(size for size in sizes if size is not None)
         self._caches = self._allocate_caches()
         self._selector = InlineSelector(self._caches, geometry.top_k)
         layers, rows = len(geometry.layers), max((size.rows for size in self._sizes), default=0)
@@ -214,7 +217,7 @@ class GpuWorker:
         geometry, inputs = self.steps.geometry, planned.inputs
         rows = inputs.rows
         q, weights = self.steps.queries(number, rows)
-        size = graph_size(inputs, geometry)
+        size = graph_size(planned.kind, inputs.requests, inputs.rows_per_decode, geometry)
         if size is not None:
             self._q[:, :rows].copy_(q)
             self._weights[:, :rows].copy_(weights)

@@ -113,8 +113,7 @@ def recorded_steps(
         _check_all_layers(recording)
     return SessionSteps(
         geometry,
-        lambda number: recording.shapes[number],
-        len(recording.shapes),
+        recording.shapes,
         seed,
         pages_of(geometry, workload.model.cache_tokens, on_gpu=device is not None),
         seconds=recording.seconds,

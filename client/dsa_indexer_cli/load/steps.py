@@ -1,7 +1,7 @@
 """The steps of one session: inputs that differ from step to step, and queries for all of them."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -13,6 +13,8 @@ from indexer_client import StepInputs
 from ipc_handoff.layout import HandoffGeometry
 
 _VARIETY = 61  # prime: queries and inputs come together anew for thousands of steps
+_STRIDE = 7919
+"""Pages between the tables of a step and the next one's; prime, too."""
 
 
 class Kind(IntEnum):
@@ -73,7 +75,7 @@ class SessionSteps:
     """Inputs and queries of the steps of a session.
 
     Args:
-        shapes: gives the n-th step's; the steps repeat after `variety` of them.
+        shapes: of the steps, which repeat after the last one.
         seed: other sessions have other queries and tables.
         pages: of each K cache.
         seconds: when each step is to begin, if that was recorded.
@@ -83,26 +85,33 @@ class SessionSteps:
     def __init__(
         self,
         geometry: HandoffGeometry,
-        shapes: Callable[[int], Shape],
-        variety: int,
+        shapes: Sequence[Shape],
         seed: int,
         pages: int,
         *,
         seconds: Sequence[float] = (),
         device: torch.device | None = None,
     ) -> None:
-        self.geometry, self.seconds, self.pages = geometry, seconds, pages
+        self.geometry, self.shapes, self.pages = geometry, shapes, pages
+        self.seconds = seconds
         self._device = torch.device("cpu") if device is None else device
         self._generator = torch.Generator().manual_seed(seed)
+        self._order = torch.randperm(pages, generator=self._generator).to(torch.int32)
         rows = geometry.max_rows + _VARIETY * len(geometry.layers)
         q = torch.randn(rows, geometry.heads, HEAD_DIM, generator=self._generator)
         self._q = q.to(torch.float8_e4m3fn).view(torch.uint8).to(self._device)
         weights = torch.randn(rows, geometry.heads, generator=self._generator)
         self._weights = weights.to(self._device)
-        self.all = tuple(self._planned(shapes(number)) for number in range(variety))
+        self._planned: dict[int, PlannedStep] = {}
 
     def step(self, number: int) -> PlannedStep:
-        return self.all[number % len(self.all)]
+        """The n-th one. A recording's are many, and their tables large: the latest are kept."""
+        place = number % len(self.shapes)
+        if place not in self._planned:
+            if len(self._planned) >= _VARIETY:
+                del self._planned[next(iter(self._planned))]
+            self._planned[place] = self._plan(place)
+        return self._planned[place]
 
     def queries(self, number: int, rows: int) -> tuple[Tensor, Tensor]:
         """Of all layers of a step: q, e4m3 bytes [layers, rows, heads, head_dim], and weights,
@@ -118,13 +127,14 @@ class SessionSteps:
         ordinal = self.geometry.layers.index(layer)
         return q[ordinal], weights[ordinal]
 
-    def _planned(self, shape: Shape) -> PlannedStep:
+    def _plan(self, place: int) -> PlannedStep:
+        shape = self.shapes[place]
         longest = max(shape.lengths)
         offsets = torch.tensor([0, *shape.rows], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         inputs = StepInputs(
             query_start=offsets.to(self._device),
             seq_lens=torch.tensor(shape.lengths, dtype=torch.int32).to(self._device),
-            block_table=self._tables(len(shape.rows), longest).to(self._device),
+            block_table=self._tables(place, len(shape.rows), longest).to(self._device),
             rows=sum(shape.rows),
             decode_requests=shape.decode_requests,
             rows_per_decode=shape.rows_per_decode,
@@ -134,14 +144,13 @@ class SessionSteps:
         )
         return PlannedStep(shape.kind, inputs, shape.layers, longest)
 
-    def _tables(self, requests: int, longest: int) -> Tensor:
-        """int32 [requests, columns]; no request has a page twice, nor another's if all fit."""
+    def _tables(self, place: int, requests: int, longest: int) -> Tensor:
+        """int32 [requests, columns], from another page on in each step; no request has a page
+        twice, nor another's while there are enough.
+        """
         columns = self.geometry.columns(longest)
-        if requests * columns <= self.pages:
-            pages = torch.randperm(self.pages, generator=self._generator)[: requests * columns]
-            return pages.view(requests, columns).to(torch.int32)
-        rows = [torch.randperm(self.pages, generator=self._generator) for _ in range(requests)]
-        return torch.stack([row[:columns] for row in rows]).to(torch.int32)
+        first = torch.arange(requests).unsqueeze(1) * columns + place * _STRIDE
+        return self._order[(first + torch.arange(columns)) % self.pages]
 
 
 def _shifted(pool: Tensor, first: int, layers: int, rows: int) -> Tensor:
@@ -155,9 +164,8 @@ def drawn_steps(workload: Workload, seed: int, device: torch.device | None = Non
     chance = random.Random(seed)
     geometry = workload.geometry
     pages = pages_of(geometry, workload.model.cache_tokens, on_gpu=device is not None)
-    return SessionSteps(
-        geometry, lambda _: _drawn(workload, chance), _VARIETY - 1, seed, pages, device=device
-    )
+    shapes = [_drawn(workload, chance) for _ in range(_VARIETY - 1)]
+    return SessionSteps(geometry, shapes, seed, pages, device=device)
 
 
 def _drawn(workload: Workload, chance: random.Random) -> Shape:
