@@ -63,7 +63,7 @@ def load(
         flags = {"load.placement": placement, "load.device": device}
         changes |= {key: value for key, value in flags.items() if value is not None}
         wanted = load_workload(workload, changes)
-        with _ctrl_c() as stop, ConsoleProgress() as progress:
+        with _asked_to_end() as stop, ConsoleProgress() as progress:
             result = summarise(wanted, run_sessions(wanted, running or None, progress.tell, stop))
     except WorkloadError as error:
         fail(str(error), 2)
@@ -90,14 +90,18 @@ def _need(*modules: str) -> None:
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C, so that what was measured is shown all the same."""
+def _asked_to_end() -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C (or SIGTERM, or the terminal's end), so that what was measured is
+    shown all the same, and a service of the test's own does not stay behind.
+    """
     stop = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in signals}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _write(path: Path, text: str, mode: str = "w") -> None:
