@@ -4,6 +4,7 @@ the report in a browser."""
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,12 @@ def test_ctrl_c_does_not_reach_the_service_before_the_sessions_have_ended(tmp_pa
     with pytest.raises(RuntimeError, match="does not serve"):
         service.start()
     assert int(log.read_text()) != os.getsid(0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whoever_ends_a_test_sees_what_was_measured(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with load_command._asked_to_end() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.wait(30)
+    assert signal.getsignal(number) is before
