@@ -92,12 +92,12 @@ def show(result: LoadResult, report: Path | None) -> None:
 
 
 def _times(result: LoadResult) -> Table:
-    table = Table("", "count", "mean", "p50", "p90", "p99", "p99.9", "most")
-    rows: list[tuple[str, Times]] = [("step, from its beginning", result.step)]
+    table = Table("step", "count", "mean", "p50", "p90", "p99", "p99.9", "most")
+    rows: list[tuple[str, Times]] = [("from its beginning", result.step)]
     if result.is_open_loop:
-        rows.insert(0, ("step, from its arrival", result.response))
+        rows.insert(0, ("from its arrival", result.response))
     if result.forward.count:
-        rows.append(("all its layers, on the GPU", result.forward))
+        rows.append(("on the GPU", result.forward))
     for name, times in [*rows, ("one layer", result.layer)]:
         if times.count:
             values = (times.mean, times.p50, times.p90, times.p99, times.p999, times.most)
@@ -106,7 +106,7 @@ def _times(result: LoadResult) -> Table:
 
 
 def _shapes(result: LoadResult) -> Table:
-    head = ["steps", "requests ≤", "context ≤", "count", "p50", "p99", "layer p50", "p99"]
+    head = ["steps", "req. ≤", "context ≤", "count", "p50", "p99", "layer p50", "p99"]
     if on_gpu := bool(result.forward.count):
         head += ["GPU p50", "p99", "a layer"]
     table = Table(*head)
