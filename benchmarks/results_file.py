@@ -54,6 +54,9 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+_COMMIT = commit()  # when the program began: what comes while it measures is not what it ran
+
+
 Combine = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 """From the results of an earlier part and those of this one to those of both."""
 
@@ -104,7 +107,7 @@ def write(
         "date": now.isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "versions": {package: installed(package) for package in packages},
-        "commit": commit(),
+        "commit": _COMMIT,
         "seconds": round(time.monotonic() - _BEGAN),
         "results": results,
     }

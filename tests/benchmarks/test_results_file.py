@@ -13,7 +13,7 @@ import pytest
 def program(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(repository / "benchmarks"))
     module = importlib.import_module("results_file")
-    monkeypatch.setattr(module, "commit", lambda: "abc")
+    monkeypatch.setattr(module, "_COMMIT", "abc")
     return module
 
 
@@ -46,7 +46,7 @@ def test_parts_of_another_card_or_code_are_not_mixed(
     if changed == "device":
         more["device"] = "Other"
     elif changed == "commit":
-        monkeypatch.setattr(program, "commit", lambda: "abc+")
+        monkeypatch.setattr(program, "_COMMIT", "abc+")
     else:
         monkeypatch.setattr(program, "installed", lambda package: "9")
     assert write(program, tmp_path, {"inline": 1}, combine=program.by_name, **more) == {"inline": 1}
