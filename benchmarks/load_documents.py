@@ -29,7 +29,7 @@ def _soak(record: dict[str, Any], file: Path) -> str:
     found = record["results"]
     load, reopened = found["workload"]["load"], found["reopened"]
     said = (
-        f"{_head(found)}, {load['sessions']} sessions, {found['seconds']:.0f} s: "
+        f"{_head(found)}, {load['sessions']} sessions, {_loop(load)}, {found['seconds']:.0f} s: "
         f"{found['steps']:,} steps; each session opened anew every {load['reopen_seconds']:g} s, "
         f"{reopened} times in all. {_answers(found)} "
         f"{'Everything held.' if found['ok'] else '**Not everything held.**'}"
@@ -84,3 +84,7 @@ def _answers(found: dict[str, Any]) -> str:
         f"{found['checked']:,} answers compared, {found['wrong_answers']} wrong; "
         f"{found['inline_layers']} of {found['layers']:,} layers inline."
     )
+
+
+def _loop(load: dict[str, Any]) -> str:
+    return f"{load['rate']:g} steps/s each" if load["mode"] == "open" else f"{load['mode']} loop"

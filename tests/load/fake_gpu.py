@@ -167,16 +167,10 @@ def good(order: Order) -> GpuWorker:
     return GpuWorker(order, FakeGpu())
 
 
-def forgetful(order: Order) -> GpuWorker:
-    return GpuWorker(order, FakeGpu(is_forgetful=True))
-
-
-def growing(order: Order) -> GpuWorker:
-    return GpuWorker(order, FakeGpu(grows_mib=30.0))
-
-
-def wrong(order: Order) -> GpuWorker:
-    """The first index of one answer in four is another one."""
+def bad(order: Order) -> GpuWorker:
+    """The first index of one answer in four is another one, some layers are not answered, and the
+    GPU's memory grows.
+    """
     answers = []
 
     def plant(out: Tensor) -> None:
@@ -184,7 +178,7 @@ def wrong(order: Order) -> GpuWorker:
         if len(answers) % 4 == 0:
             out[0, 0] += 1
 
-    return GpuWorker(order, FakeGpu(plant))
+    return GpuWorker(order, FakeGpu(plant, is_forgetful=True, grows_mib=30.0))
 
 
 def full(order: Order) -> GpuWorker:
