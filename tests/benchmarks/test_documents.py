@@ -15,7 +15,6 @@ MARKS = {
     "handoff.md": ("handoff_gpu",),
     "load.md": ("gpu-runs", "soaks"),
     "performance.md": ("indexer_kernels", "sparse_mla"),
-    "vllm.md": ("vllm gpu",),
 }
 
 
