@@ -3,7 +3,7 @@
 A benchmark that wants them names its workloads and calls `main`; the program then starts itself
 once more under `ncu`. Caches are flushed before every pass and clocks are left alone. A kernel is
 replayed for each group of counters, alone on the GPU: nothing overlaps, and dependent launches
-start no earlier.
+start no earlier. Workloads can run one by one (`--only`): the day's file keeps the others.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from results_file import write
+from results_file import by_key, write
 
 Workloads = Mapping[str, Callable[[], Callable[[], object]]]
 """By name: makes the inputs and returns the call that is measured."""
@@ -124,7 +124,7 @@ def main(program: str, name: str, workloads: Workloads) -> None:
     where = {"folder": given.out} if given.out else {}
     path = write(
         device.split()[-1].lower(), device, {"launches": launches}, packages=PACKAGES,
-        suffix=f"-{name}", **where,
+        suffix=f"-{name}", combine=by_key("launches", "workload"), **where,
     )  # fmt: skip
     for launch in launches:
         print(launch["workload"], "|", launch["kernel"], launch["grid"])

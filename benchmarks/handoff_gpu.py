@@ -5,6 +5,7 @@
 
 Starts services and workers of its own, and an MPS daemon for the placement that needs one. The
 worker's graph of 61 layers runs inline and with the service in turns; every selection is compared.
+Placements can run one by one: the day's file keeps those that a run leaves out.
 """
 
 import json
@@ -21,13 +22,13 @@ from typing import Annotated, Any
 import torch
 import typer
 from handoff_documents import document as write_document
-from results_file import RESULTS, write
+from results_file import RESULTS, by_name, write
 
+from dsa_indexer_cli.mps import mps_daemon
 from indexer_client import ClientSettings, IndexerError
 from indexer_client.control_plane import ControlPlane
 
 WORKER = Path(__file__).with_name("handoff_gpu_worker.py")
-CONTROL = "nvidia-cuda-mps-control"
 PLACEMENTS = ("inline", "mps", "peer_gpu", "timeslice")
 WORKER_SECONDS, READY_SECONDS = 300, 120
 PACKAGES = ("dsa-indexer", "torch", "triton", "cuda-bindings")
@@ -36,14 +37,8 @@ PACKAGES = ("dsa-indexer", "torch", "triton", "cuda-bindings")
 @contextmanager
 def mps(folder: Path) -> Iterator[dict[str, str]]:
     """A daemon, and the environment of its clients."""
-    folder.mkdir()
-    here = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
-    environment = {**os.environ, **here}
-    subprocess.run([CONTROL, "-d"], env=environment, check=True, timeout=30)
-    try:
-        yield environment
-    finally:
-        subprocess.run([CONTROL], input=b"quit\n", env=environment, check=False, timeout=30)
+    with mps_daemon(folder) as variables:
+        yield {**os.environ, **variables}
 
 
 @contextmanager
@@ -154,7 +149,10 @@ def main(
     found = measure(placement or PLACEMENTS, shape or (), beside)
     name = torch.cuda.get_device_name(0)
     card = name.removeprefix("NVIDIA ").lower().replace(" ", "-")
-    path = write(card, name, found, packages=PACKAGES, suffix="-handoff", folder=results)
+    path = write(
+        card, name, found, packages=PACKAGES, suffix="-handoff", folder=results,
+        combine=by_name,
+    )  # fmt: skip
     print(f"written: {path}")
 
 

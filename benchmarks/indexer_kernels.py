@@ -238,7 +238,8 @@ def main() -> int:
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else processor()
     results = measure(plan, impl, set(filter(None, chosen.only.split(","))))
     card = "dry" if chosen.dry else device.replace("NVIDIA ", "").replace(" ", "-").lower()
-    suffix = f"-{MARK}-quick" if chosen.quick or chosen.only else f"-{MARK}"
+    # A file a part: `--document` takes several.
+    suffix = "-".join(filter(None, ["", MARK, "quick" * chosen.quick, *chosen.only.split(",")]))
     path = write(card, device, results, packages=PACKAGES, suffix=suffix, folder=chosen.results)
     print("written:", path)
     wrong = failures(results)

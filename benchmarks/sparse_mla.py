@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from documents import PERFORMANCE, markdown_table, origin, put, read
-from results_file import write
+from results_file import RESULTS, by_key, write
 from sparse_mla_peers import BF16, FP8, Call
 from sparse_mla_variants import QUESTIONS, Question, prepared
 from timing import captured, copy_rate, in_turns
@@ -199,6 +199,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--document", type=Path, help="a results file to put into the docs")
     parser.add_argument("--variants", action="store_true", help="time variants, not peers")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results")
+    parser.add_argument(
+        "--only", choices=list(SHAPES), help="one form; the other stays in the file"
+    )
     chosen = parser.parse_args()
     if chosen.document:
         document(chosen.document.resolve())
@@ -211,11 +215,16 @@ def main() -> None:
     packages = ("torch", "triton", "vllm")
     if chosen.variants:
         suffix = "-sparse_mla_variants"
-        print("written:", write(card, name, variants(), packages=packages, suffix=suffix))
+        path = write(
+            card, name, variants(), packages=packages, suffix=suffix, folder=chosen.results
+        )
+        print("written:", path)
         return
     rate = copy_rate()
     rows = []
     for form, make in CACHES.items():
+        if chosen.only not in (None, form):
+            continue
         cache = make(max(CONTEXT.values()))
         for heads, tokens in SHAPES[form]:
             rows.append(measure(form, heads, tokens, cache, rate))
@@ -224,7 +233,11 @@ def main() -> None:
         del cache
     print(table(rows))
     results = {"copy B/s": rate, "rows": rows}
-    print("written:", write(card, name, results, packages=packages, suffix="-sparse_mla"))
+    path = write(
+        card, name, results, packages=packages, suffix="-sparse_mla", folder=chosen.results,
+        combine=by_key("rows", "form", "heads", "tokens"),
+    )  # fmt: skip
+    print("written:", path)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,16 @@ from dsa_indexer_cli.status import AddressOption, client_settings
 
 def load(
     workload: Annotated[
-        str, typer.Argument(help="A TOML file, or decode, mixed, smoke or soak.")
+        str, typer.Argument(help="A TOML file, or decode, deepseek, mixed, smoke or soak.")
     ] = "smoke",
     address: AddressOption = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            help="cpu, or on a GPU mps, peer_gpu, timeslice or inline; auto: what is there."
+        ),
+    ] = None,
+    device: Annotated[int | None, typer.Option(help="Ordinal of the sessions' GPU.")] = None,
     change: Annotated[
         list[str] | None,
         typer.Option(
@@ -31,7 +38,10 @@ def load(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Load a service on the CPU: the one at --address, or one that is started for the test.
+    """Load a service: the one at --address, or one that is started for the test.
+
+    On a GPU sessions have K caches of their own, which the service reads over CUDA IPC, and run
+    decode steps as graphs.
 
     Ends with status 0 only if every answer that was compared is right and the workload's limits
     hold.
@@ -49,8 +59,11 @@ def load(
     if running:
         running = client_settings(running).address
     try:
-        wanted = load_workload(workload, dict(map(parse_change, change or [])))
-        with _ctrl_c() as stop, ConsoleProgress() as progress:
+        changes = dict(map(parse_change, change or []))
+        flags = {"load.placement": placement, "load.device": device}
+        changes |= {key: value for key, value in flags.items() if value is not None}
+        wanted = load_workload(workload, changes)
+        with _asked_to_end() as stop, ConsoleProgress() as progress:
             result = summarise(wanted, run_sessions(wanted, running or None, progress.tell, stop))
     except WorkloadError as error:
         fail(str(error), 2)
@@ -77,14 +90,18 @@ def _need(*modules: str) -> None:
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C, so that what was measured is shown all the same."""
+def _asked_to_end() -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C (or SIGTERM, or the terminal's end), so that what was measured is
+    shown all the same, and a service of the test's own does not stay behind.
+    """
     stop = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in signals}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _write(path: Path, text: str, mode: str = "w") -> None:

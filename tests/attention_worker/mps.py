@@ -2,29 +2,19 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-CONTROL = "nvidia-cuda-mps-control"
+from dsa_indexer_cli import mps
 
 
 @contextmanager
 def mps_daemon(folder: Path) -> Iterator[dict[str, str]]:
     """The environment of its clients."""
-    if shutil.which(CONTROL) is None:
-        pytest.skip(f"needs {CONTROL}")
-    folder.mkdir()
-    variables = {
-        **os.environ,
-        "CUDA_MPS_PIPE_DIRECTORY": str(folder),
-        "CUDA_MPS_LOG_DIRECTORY": str(folder),
-    }
-    subprocess.run([CONTROL, "-d"], env=variables, check=True, timeout=30)
-    try:
-        yield variables
-    finally:
-        subprocess.run([CONTROL], input=b"quit\n", env=variables, check=False, timeout=30)
+    if shutil.which(mps.CONTROL) is None:
+        pytest.skip(f"needs {mps.CONTROL}")
+    with mps.mps_daemon(folder) as variables:
+        yield {**os.environ, **variables}

@@ -4,6 +4,7 @@ the report in a browser."""
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsa_indexer_cli import load_command
+from dsa_indexer_cli.demo.service_process import ServiceProcess
 from dsa_indexer_cli.main import app
 from tests.cli.lines import one_line
 from tests.support.browser import needed_browser, screenshot
@@ -107,3 +109,22 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(load_command, "find_spec", lambda _: None)
     status, line = _invoke("smoke")
     assert status == 2 and "pip install" in line
+
+
+def test_ctrl_c_does_not_reach_the_service_before_the_sessions_have_ended(tmp_path: Path) -> None:
+    """A terminal sends it to all processes of its session: the service is in one of its own."""
+    log = tmp_path / "log"
+    program = [sys.executable, "-c", "import os; print(os.getsid(0))"]
+    service = ServiceProcess(f"unix:{tmp_path}/none.sock", None, log, program)
+    with pytest.raises(RuntimeError, match="does not serve"):
+        service.start()
+    assert int(log.read_text()) != os.getsid(0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whoever_ends_a_test_sees_what_was_measured(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with load_command._asked_to_end() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.wait(30)
+    assert signal.getsignal(number) is before

@@ -12,11 +12,13 @@ import pytest
 
 from dsa_indexer_cli.load.arrivals import arrivals
 from dsa_indexer_cli.load.collector import Collector, ShapeKey
+from dsa_indexer_cli.load.durations import duration
 from dsa_indexer_cli.load.histograms import Histogram
-from dsa_indexer_cli.load.messages import NO_LAYER, NOT_BEGUN, Column, width
-from dsa_indexer_cli.load.resources import Sample, growth, sample
+from dsa_indexer_cli.load.messages import NOT_BEGUN, Column, width
+from dsa_indexer_cli.load.resources import GpuSample, Sample, growth, sample
 from dsa_indexer_cli.load.result import LoadResult, Service, judge
 from dsa_indexer_cli.load.steps import Kind
+from dsa_indexer_cli.load.worker import NO_TIME
 from dsa_indexer_cli.load.workload import Load, Soak, Workload
 from ipc_handoff.regions import HostMemory
 
@@ -26,12 +28,19 @@ LAYERS = 2
 
 def record(intended: float, began: float, ended: float, **fields: int) -> np.ndarray:
     """A step; times in seconds."""
-    values = np.full(width(LAYERS), NO_LAYER, dtype=np.int64)
+    values = np.full(width(LAYERS), NO_TIME, dtype=np.int64)
     values[: len(Column)] = 0
     values[Column.INTENDED] = int(intended * SECOND)
     values[Column.BEGAN] = NOT_BEGUN if began < 0 else int(began * SECOND)
     values[Column.ENDED] = int(ended * SECOND)
-    for name, value in {"REQUESTS": 3, "ROWS": 3, "LONGEST": 100, **fields}.items():
+    for name, value in {
+        "REQUESTS": 3,
+        "ROWS": 3,
+        "LONGEST": 100,
+        "LAYERS": LAYERS,
+        "FORWARD": NO_TIME,
+        **fields,
+    }.items():
         values[Column[name]] = value
     if began >= 0:
         values[len(Column) :] = int((ended - began) / 2 * SECOND)
@@ -92,6 +101,23 @@ def test_steps_that_were_never_begun_count_with_the_time_they_waited() -> None:
     assert collector.step.count == 1
 
 
+def test_time_on_the_gpu_is_counted_where_there_is_one() -> None:
+    collector = Collector(0, 1.0)
+    collector.add(np.stack([record(0.1, 0.1, 0.2, FORWARD=3_000_000), record(0.2, 0.2, 0.3)]))
+    assert collector.step.count == 2
+    assert (collector.forward.count, collector.forward.percentile(50)) == pytest.approx(
+        (1, 3.0), rel=0.002
+    )
+
+
+def test_layers_whose_time_is_not_known_are_counted_as_asked() -> None:
+    collector = Collector(0, 1.0)
+    unknown = record(0.1, 0.1, 0.2)
+    unknown[len(Column) :] = NO_TIME
+    collector.add(unknown[None])
+    assert (collector.layers, collector.layer.count) == (LAYERS, 0)
+
+
 def test_the_warm_up_is_not_counted() -> None:
     collector = Collector(2 * SECOND, 1.0)
     collector.add(np.stack([record(1.9, 2.1, 2.2), record(2.1, 2.1, 2.2)]))
@@ -113,6 +139,10 @@ def test_a_histogram_has_three_digits() -> None:
     histogram = Histogram()
     for value in range(1, 10_001):
         histogram.record(value * 1000)
+    for nanoseconds in (400, 7_000, 50_000):  # layers on a GPU are no longer
+        short = Histogram()
+        short.record(nanoseconds)
+        assert short.percentile(50) * 1e6 == pytest.approx(nanoseconds, rel=0.001)
     for percentile in (50, 90, 99, 99.9):
         assert histogram.percentile(percentile) == pytest.approx(percentile / 10, rel=0.002)
     histogram.record(10**15)  # beyond its range: at its end, and no error
@@ -144,6 +174,17 @@ def test_what_does_not_grow_passes() -> None:
 def test_what_grows_is_named(what: str, a_second: float) -> None:
     found = growth("service", _samples(**{what: a_second}), Soak())
     assert [entry.what for entry in found if not entry.ok] == [what]
+
+
+def test_a_gpu_whose_memory_grows_is_named() -> None:
+    flat = [GpuSample(float(second), 1000.0 + second % 3) for second in range(40)]
+    assert all(found.ok for found in growth("GPU 0", flat, Soak()))
+    grown = [
+        GpuSample(sample.seconds, sample.gpu_memory_mib + 4 * sample.seconds) for sample in flat
+    ]
+    assert [(found.what, found.ok) for found in growth("GPU 0", grown, Soak())] == [
+        ("gpu_memory_mib", False)
+    ]
 
 
 def test_a_peak_is_no_growth() -> None:
@@ -200,6 +241,7 @@ def _result(limits: dict[str, Any] | None = None, **fields: Any) -> LoadResult:
         "response": times.times(),
         "step": times.times(),
         "layer": times.times(),
+        "forward": Histogram().times(),
         "checked": 8,
     }
     result = LoadResult(**(values | fields))
@@ -217,6 +259,20 @@ def test_a_good_result_is_ok() -> None:
     assert result.ok and len(result.verdicts) == 9
 
 
+def test_without_a_service_nothing_but_inline_layers_is_expected() -> None:
+    inline = {"load": {"placement": "inline"}, "soak": {}}
+    result = _result(inline_layers=400, checked=0, workload=inline)
+    assert result.ok
+    assert not _result(inline_layers=400, wrong_answers=1, workload=inline).ok
+
+
+def test_durations_have_the_unit_that_fits() -> None:
+    said = [duration(ms) for ms in (0.0, 0.00825, 0.0123, 0.4567, 8.256, 12.44, 123.4, 61_000)]
+    assert said == [
+        "0.00 µs", "8.25 µs", "12.3 µs", "457 µs", "8.26 ms", "12.4 ms", "123 ms", "61.0 s",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
@@ -228,6 +284,7 @@ def test_a_good_result_is_ok() -> None:
         ({"rejected_steps": 1}, "inputs"),
         ({"inline_layers": 1}, "inline_share"),
         ({"unserved_steps": 1}, "unserved_steps"),
+        ({"inline_layers": 1, "workload": {"load": {"placement": "mps"}}}, "inline_share"),
         ({"limits": {"step_p50_milliseconds": 7}}, "step_p50_milliseconds"),
         ({"limits": {"step_p99_milliseconds": 7}}, "step_p99_milliseconds"),
         ({"limits": {"layer_p99_milliseconds": 7}}, "layer_p99_milliseconds"),

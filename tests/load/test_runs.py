@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from dsa_indexer.v1 import indexer_pb2 as pb
-from dsa_indexer_cli.load import run as load_run
 from dsa_indexer_cli.load.recorded import read_recording
 from dsa_indexer_cli.load.result import LoadResult
 from dsa_indexer_cli.load.run import Progress, Tell, run_sessions
@@ -172,13 +170,13 @@ def test_nobody_is_there(tmp_path: Path) -> None:
         load(f"unix:{tmp_path}/nobody.sock", CLOSED, 1.0)
 
 
-def test_a_service_on_a_gpu_is_left_alone(
-    start: Callable[..., LocalService], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_gpu = pb.GetStatusResponse(serving=True, gpu_uuid="GPU-1")
-    monkeypatch.setattr(load_run, "_status", lambda _: on_gpu)
-    with pytest.raises(RuntimeError, match=r"is on a GPU.*\(fix: "):
-        load(start().address, CLOSED, 1.0)
+def test_without_a_service_all_is_inline(tmp_path: Path) -> None:
+    """Nobody listens at the address, and nobody is asked."""
+    inline = {**CLOSED, "load.sessions": 1, "load.placement": "inline"}
+    result = load(f"unix:{tmp_path}/nobody.sock", inline, 0.3)
+    assert result.ok, result.verdicts
+    assert result.inline_layers == result.layers > 0
+    assert (result.service.placement, result.service.address) == ("inline", "")
 
 
 def test_it_can_be_ended_early(start: Callable[..., LocalService]) -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import TypeAdapter
 
 from dsa_indexer_cli.load.distributions import Distribution
-from dsa_indexer_cli.load.steps import Kind, drawn_steps
+from dsa_indexer_cli.load.steps import Kind, SessionSteps, drawn_steps
 from dsa_indexer_cli.load.workload import (
     Workload,
     WorkloadError,
@@ -28,7 +29,7 @@ def test_what_comes_with_the_program_can_be_used(name: str) -> None:
 
 
 def test_the_command_names_what_comes_with_it() -> None:
-    assert built_in() == ["decode", "mixed", "smoke", "soak"]
+    assert built_in() == ["decode", "deepseek", "mixed", "smoke", "soak"]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_what_cannot_be_used_is_refused_with_its_key(text: str, names: str, tmp_
 
 
 def test_a_file_that_is_missing_names_what_there_is() -> None:
-    with pytest.raises(WorkloadError, match="decode, mixed, smoke, soak"):
+    with pytest.raises(WorkloadError, match="decode, deepseek, mixed, smoke, soak"):
         load_workload("nowhere.toml")
 
 
@@ -127,7 +128,6 @@ def test_steps_are_of_the_kinds_and_layers_that_were_asked_for() -> None:
         q, weights = steps.query(number, 3, planned.inputs.rows)
         assert len(q) == len(weights) == planned.inputs.rows
     assert seen == set(Kind)
-    steps.close()
 
 
 def test_a_step_and_the_next_differ() -> None:
@@ -141,4 +141,18 @@ def test_a_step_and_the_next_differ() -> None:
             q, _ = steps.query(number, layer, planned.inputs.rows)
             answers.add(q.numpy().tobytes())
     assert len(answers) == 40
-    steps.close()
+
+
+def test_tables_differ_and_only_the_latest_steps_are_kept() -> None:
+    """A recording of hours must not fill the memory with tables."""
+    steps = drawn_steps(load_workload("smoke"), 1)
+    few = drawn_steps(load_workload("smoke"), 1)
+    many = SessionSteps(few.geometry, list(few.shapes) * 4, 1, few.pages)
+    tables = [many.step(number).inputs.block_table for number in range(len(many.shapes))]
+    assert len(many._planned) < len(tables) / 3
+    assert many.step(1) is not None and torch.equal(many.step(1).inputs.block_table, tables[1])
+    assert {table.flatten()[0].item() for table in tables[:60]} != {tables[0].flatten()[0].item()}
+    for table in tables:
+        assert 0 <= int(table.min()) <= int(table.max()) < many.pages
+        assert all(len(row.unique()) == len(row) for row in table)
+    assert torch.equal(steps.step(5).inputs.block_table, few.step(5).inputs.block_table)

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from dsa_indexer_cli.load.recorded import read_recording, recorded_steps
+from dsa_indexer_cli.load.steps import Kind
+from dsa_indexer_cli.load.workload import Workload
 from tests.support.processes import ServiceProcess
 from tests.support.waiting import eventually
 from tests.vllm.engines import IN_PROCESS, Engine, answers, prompts
@@ -36,13 +39,18 @@ class Variant:
 
 @dataclass
 class Pair:
-    """The same engine twice, and what it answers without a service."""
+    """The same engine twice, and what it answers without a service.
+
+    Attributes:
+        record: where the one with a service notes its steps.
+    """
 
     variant: Variant
     inline: Engine
     remote: Engine
     service: ServiceProcess
     expected: list[Any]
+    record: Path
 
 
 SPAWNED = Variant({}, {})
@@ -89,6 +97,7 @@ def pair(
 ) -> Iterator[Pair]:
     variant: Variant = request.param
     environment, options = variant.environment, dict(variant.options)
+    record = tmp_path_factory.mktemp("record") / "steps.jsonl"
     if variant.drafting:
         model = tmp_path_factory.mktemp("drafting") / "tiny"
         write_model(model, drafting=True)
@@ -101,11 +110,12 @@ def pair(
             "DSA_INDEXER_ADDRESS": service.address,
             "DSA_INDEXER_ON_REFUSAL": "error",
             "DSA_INDEXER_WAIT_BOUND_SECONDS": WAIT_BOUND_SECONDS,
+            "DSA_INDEXER_RECORD": str(record),
         },
         **options,
     )
     expected = inline.started().generate(prompts())
-    yield Pair(variant, inline, remote.started(), service, answers(expected))
+    yield Pair(variant, inline, remote.started(), service, answers(expected), record)
     inline.close()
     remote.close()
 
@@ -153,6 +163,21 @@ def test_the_service_gives_the_same_bits(pair: Pair) -> None:
     counts = pair.remote.call("statistics")
     assert counts["answered_layers"] == len(INDEXED) * counts["steps"] > 0
     assert counts["inline_layers"] == counts["faulted_rows"] == counts["rejected_steps"] == 0
+
+
+def test_its_steps_are_recorded_for_load_tests(pair: Pair) -> None:
+    # A model that drafts has a session, and a recording, of its own.
+    files = [file for file in pair.record.parent.iterdir() if file.read_text().count("\n") > 1]
+    found = map(read_recording, sorted(files))
+    recording = next(each for each in found if each.geometry.layers == tuple(INDEXED))
+    assert recording.geometry.top_k == TOP_K
+    assert {shape.layers for shape in recording.shapes} == {tuple(INDEXED)}
+    assert {shape.kind for shape in recording.shapes} >= {Kind.DECODE, Kind.MIXED}
+    # The load test's own engine of them: every step fits what its session agrees on.
+    replay = Workload(**{"load": {"mode": "recorded"}, "replay": {"file": pair.record}})
+    steps = recorded_steps(replay, 1)
+    for number in range(len(steps.shapes)):
+        steps.step(number).inputs.check(steps.geometry)
 
 
 def test_a_service_that_dies_within_a_step_is_not_noticed(pair: Pair) -> None:

@@ -17,9 +17,17 @@ _STOP_SECONDS = 15.0
 
 
 @contextmanager
-def own_environment() -> Iterator[None]:
-    """Neither `DSA_INDEXER_*` nor `OTEL_*` inside: what a user has set is not for the demo."""
-    foreign = [name for name in os.environ if name.startswith(("DSA_INDEXER_", "OTEL_"))]
+def own_environment(kept: Sequence[str] = ()) -> Iterator[None]:
+    """Neither `DSA_INDEXER_*` nor `OTEL_*` inside: what a user has set is not for the demo.
+
+    Args:
+        kept: variables that count all the same.
+    """
+    foreign = [
+        name
+        for name in os.environ
+        if name.startswith(("DSA_INDEXER_", "OTEL_")) and name not in kept
+    ]
     saved = {name: os.environ.pop(name) for name in foreign}
     try:
         yield
@@ -27,9 +35,11 @@ def own_environment() -> Iterator[None]:
         os.environ.update(saved)
 
 
-def serve_command(address: str, trace_file: Path | None) -> list[str]:
+def serve_command(address: str, trace_file: Path | None, device: str = "") -> list[str]:
     """`dsa-indexer serve`, by this Python."""
     command = [sys.executable, "-m", "dsa_indexer_cli", "serve", "--address", address]
+    if device:
+        command += ["--device", device]
     return command if trace_file is None else [*command, "--trace-file", str(trace_file)]
 
 
@@ -38,6 +48,7 @@ class ServiceProcess:
 
     Args:
         command: what is run instead, if it is given.
+        device: as for `serve`; empty: its default.
     """
 
     def __init__(
@@ -46,21 +57,25 @@ class ServiceProcess:
         trace_file: Path | None,
         log: Path,
         command: Sequence[str] | None = None,
+        device: str = "",
     ) -> None:
         self._address = address
-        self._command = list(command or serve_command(address, trace_file))
+        self._command = list(command or serve_command(address, trace_file, device))
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start it and wait until it serves.
+    def start(self, seconds: float = _START_SECONDS) -> None:
+        """Start it and wait until it serves, for so long at most.
 
         Raises:
             RuntimeError: it ended, or did not serve in time.
         """
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        deadline = time.monotonic() + _START_SECONDS
+            # Ctrl-C is for the program that started it, which ends it when it needs it no more.
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + seconds
         while not self._serves():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the service does not serve; its log is {self._log}")

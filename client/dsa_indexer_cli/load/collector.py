@@ -7,6 +7,7 @@ import numpy as np
 from dsa_indexer_cli.load.histograms import Histogram, merged
 from dsa_indexer_cli.load.messages import NOT_BEGUN, Column
 from dsa_indexer_cli.load.steps import Kind
+from dsa_indexer_cli.load.worker import NO_TIME
 
 _NANOSECONDS = 1_000_000_000
 _MOST_POINTS = 300
@@ -29,11 +30,13 @@ class ShapeTimes:
     Attributes:
         response: from the time at which a step was to begin.
         step, layer: from the time at which it did.
+        forward: of all its layers, by the GPU's clock.
     """
 
     response: Histogram = field(default_factory=Histogram)
     step: Histogram = field(default_factory=Histogram)
     layer: Histogram = field(default_factory=Histogram)
+    forward: Histogram = field(default_factory=Histogram)
     rows: int = 0
 
 
@@ -83,10 +86,12 @@ class Collector:
         layers = record[len(Column) :]
         for layer in layers[layers >= 0]:
             shape.layer.record(layer)
+        if record[Column.FORWARD] != NO_TIME:
+            shape.forward.record(record[Column.FORWARD])
         shape.rows += int(record[Column.ROWS])
         self.steps += 1
         self.rows += int(record[Column.ROWS])
-        self.layers += int((layers >= 0).sum())
+        self.layers += int(record[Column.LAYERS])
         self.inline_layers += int(record[Column.INLINE])
         self.last = max(self.last, ended)
 
@@ -114,6 +119,10 @@ class Collector:
     @property
     def layer(self) -> Histogram:
         return merged(shape.layer for shape in self.shapes.values())
+
+    @property
+    def forward(self) -> Histogram:
+        return merged(shape.forward for shape in self.shapes.values())
 
 
 def _power_of_two(value: int) -> int:

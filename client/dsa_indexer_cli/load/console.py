@@ -9,6 +9,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from dsa_indexer_cli.load.durations import duration
 from dsa_indexer_cli.load.histograms import Times
 from dsa_indexer_cli.load.result import LoadResult
 from dsa_indexer_cli.load.run import Progress
@@ -49,8 +50,8 @@ class ConsoleProgress:
         if progress.of_seconds:
             found = (
                 f"{progress.seconds:.0f} of {progress.of_seconds:.0f} s, {progress.steps} steps, "
-                f"{progress.steps_a_second:.0f}/s, p50 {progress.p50:.1f} ms, "
-                f"p99 {progress.p99:.1f} ms"
+                f"{progress.steps_a_second:.0f}/s, p50 {duration(progress.p50)}, "
+                f"p99 {duration(progress.p99)}"
             )
             if progress.failures:
                 found += f", {progress.failures} FAILED"
@@ -73,9 +74,11 @@ def show(result: LoadResult, report: Path | None) -> None:
         "closed": "closed loop",
         "recorded": "steps as recorded",
     }
+    where = f"on {service.gpu}, {service.placement}" if service.gpu else "on the CPU"
+    asked = f"against {service.engine} {service.version} (pid {service.pid})"
     console.print(
         f"{result.workload.name}: {load.sessions} sessions, {loops[load.mode]}, "
-        f"{result.seconds:.1f} s against {service.engine} {service.version} (pid {service.pid})",
+        f"{result.seconds:.1f} s {asked if service.address else 'without a service'}, {where}",
         highlight=False,
     )
     console.print(
@@ -89,29 +92,31 @@ def show(result: LoadResult, report: Path | None) -> None:
 
 
 def _times(result: LoadResult) -> Table:
-    table = Table("milliseconds", "count", "mean", "p50", "p90", "p99", "p99.9", "most")
-    rows: list[tuple[str, Times]] = [("step, from its beginning", result.step)]
+    table = Table("step", "count", "mean", "p50", "p90", "p99", "p99.9", "most")
+    rows: list[tuple[str, Times]] = [("from its beginning", result.step)]
     if result.is_open_loop:
-        rows.insert(0, ("step, from its arrival", result.response))
+        rows.insert(0, ("from its arrival", result.response))
+    if result.forward.count:
+        rows.append(("on the GPU", result.forward))
     for name, times in [*rows, ("one layer", result.layer)]:
-        values = (times.mean, times.p50, times.p90, times.p99, times.p999, times.most)
-        table.add_row(name, str(times.count), *(f"{value:.2f}" for value in values))
+        if times.count:
+            values = (times.mean, times.p50, times.p90, times.p99, times.p999, times.most)
+            table.add_row(name, str(times.count), *map(duration, values))
     return table
 
 
 def _shapes(result: LoadResult) -> Table:
-    table = Table(
-        "steps", "requests ≤", "context ≤", "count", "p50 ms", "p99 ms", "layer p50", "p99"
-    )
+    head = ["steps", "req. ≤", "context ≤", "count", "p50", "p99", "layer p50", "p99"]
+    if on_gpu := bool(result.forward.count):
+        head += ["GPU p50", "p99", "a layer"]
+    table = Table(*head)
     for shape in result.shapes:
-        table.add_row(
-            shape.kind,
-            str(shape.requests),
-            str(shape.context),
-            str(shape.steps),
-            *(f"{v:.2f}" for v in (shape.response.p50, shape.response.p99)),
-            *(f"{v:.2f}" for v in (shape.layer.p50, shape.layer.p99)),
-        )
+        times = [shape.response, shape.layer, *([shape.forward] if on_gpu else [])]
+        values = [duration(v) if t.count else "" for t in times for v in (t.p50, t.p99)]
+        if on_gpu:
+            values.append(duration(shape.forward.p50 / len(result.geometry.layers)))
+        counts = (shape.requests, shape.context, shape.steps)
+        table.add_row(shape.kind, *map(str, counts), *values)
     return table
 
 

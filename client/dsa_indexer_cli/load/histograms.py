@@ -1,12 +1,12 @@
-"""Times of steps and layers as HDR histograms: three digits from a tenth of a microsecond to ten
-minutes, however many values there are."""
+"""Times of steps and layers as HDR histograms: three digits up to ten minutes, however many values
+there are."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hdrh.histogram import HdrHistogram
 
-_LEAST, _MOST, _DIGITS = 100, 600_000_000_000, 3
+_LEAST, _MOST, _DIGITS = 1, 600_000_000_000, 3
 _MILLISECOND = 1_000_000
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from dsa_indexer_cli.load.resources import GpuSample
 from dsa_indexer_cli.load.result import LoadResult, ShapeResult
 
 # Told apart by people who see few colours, too (Okabe and Ito's).
@@ -53,15 +54,16 @@ def percentiles(result: LoadResult) -> str:
 
     def draw() -> Figure:
         with _figure(3.0) as (figure, (axis,)):
-            names = {"response": "from arrival", "step": "from its beginning"}
-            if not result.is_open_loop:
-                del names["response"]
+            lines = [("step", "from its beginning", BLUE)]
+            if result.is_open_loop:
+                lines.insert(0, ("response", "from arrival", ORANGE))
             far = 10.0
-            for (key, name), colour in zip(names.items(), (ORANGE, BLUE), strict=False):
+            for key, name, colour in lines:
                 curve = [(1 / (1 - p / 100), value) for p, value in result.curve[key]]
                 far = max([far, *(at for at, _ in curve)])
                 axis.plot(*zip(*curve, strict=True), label=name, color=colour, linewidth=1.8)
             axis.set_xscale("log")
+            _mark_limit(axis, result)
             shown = [p for p in (0.0, 50.0, 90.0, 99.0, 99.9, 99.99) if 1 / (1 - p / 100) <= far]
             axis.set_xticks([1 / (1 - p / 100) for p in shown], [f"{p:g} %" for p in shown])
             axis.minorticks_off()
@@ -71,6 +73,14 @@ def percentiles(result: LoadResult) -> str:
             return figure
 
     return _svg("percentiles", draw)
+
+
+def _mark_limit(axis: Any, result: LoadResult) -> None:
+    """Where the 99th percentile must stay, if that is a limit."""
+    if (limit := result.workload.limits.step_p99_milliseconds) is not None:
+        axis.axhline(limit, color=GREY, linewidth=1, linestyle="--")
+        axis.annotate("limit of p99", (1, limit), xytext=(2, 3), textcoords="offset points",
+                      fontsize=8, color=GREY)  # fmt: skip
 
 
 def course(result: LoadResult) -> str:
@@ -97,21 +107,40 @@ def shapes(result: LoadResult) -> str:
     """One layer's latency by kind, requests and context; the most frequent shapes."""
     frequent = sorted(result.shapes, key=lambda shape: -shape.steps)[:_MOST_SHAPES]
     chosen = [shape for shape in result.shapes if shape in frequent and shape.steps]
+    of_layer = [layer_of(shape, len(result.geometry.layers)) for shape in chosen]
+    factor, unit = _unit(max(p99 for _, p99 in of_layer))
 
     def draw() -> Figure:
         with _figure(0.7 + 0.24 * len(chosen)) as (figure, (axis,)):
             places = range(len(chosen))
-            axis.barh(places, [s.layer.p99 for s in chosen], color=ORANGE, height=0.3, label="p99")
-            axis.barh(places, [s.layer.p50 for s in chosen], color=BLUE, height=0.7, label="p50")
+            p50s, p99s = (
+                [time * factor for time in times] for times in zip(*of_layer, strict=True)
+            )
+            axis.barh(places, p99s, color=ORANGE, height=0.3, label="p99")
+            axis.barh(places, p50s, color=BLUE, height=0.7, label="p50")
             axis.set_yticks(places, [_label(shape) for shape in chosen])
             axis.invert_yaxis()
             axis.grid(True, axis="x")
             axis.grid(False, axis="y")
-            axis.set_xlabel("one layer, ms")
+            axis.set_xlabel(f"one layer, {unit}")
             figure.legend(loc="outside upper right", ncols=2)
             return figure
 
     return _svg("shapes", draw)
+
+
+def layer_of(shape: ShapeResult, layers: int) -> tuple[float, float]:
+    """p50 and p99 of one layer, milliseconds: of layers where they were told apart, or of steps'
+    means.
+    """
+    if shape.layer.count:
+        return shape.layer.p50, shape.layer.p99
+    return shape.forward.p50 / layers, shape.forward.p99 / layers
+
+
+def _unit(most: float) -> tuple[float, str]:
+    """What milliseconds are multiplied by on an axis that ends there, and its unit."""
+    return (1.0, "ms") if most >= 1 else (1000.0, "µs")
 
 
 def _label(shape: ShapeResult) -> str:
@@ -119,29 +148,39 @@ def _label(shape: ShapeResult) -> str:
 
 
 def resources(result: LoadResult) -> str:
-    """What the processes held over time; "" if nobody looked."""
+    """What processes and GPUs held over time; "" if nobody looked."""
     if not result.samples:
         return ""
+    wanted = {"memory_mib": "memory, MiB", "mappings": "mappings", "descriptors": "fds"}
+    if any(isinstance(samples[0], GpuSample) for samples in result.samples.values()):
+        wanted["gpu_memory_mib"] = "GPU, MiB"
 
     def draw() -> Figure:
-        wanted = (("memory_mib", "memory, MiB"), ("mappings", "mappings"), ("descriptors", "fds"))
-        with _figure(4.4, rows=len(wanted)) as (figure, axes):
-            for axis, (what, label) in zip(axes, wanted, strict=True):
+        with _figure(1.47 * len(wanted), rows=len(wanted)) as (figure, axes):
+            for axis, (what, label) in zip(axes, wanted.items(), strict=True):
                 for process, samples in result.samples.items():
-                    is_service = process == "service"
-                    axis.plot(
-                        [sample.seconds for sample in samples],
-                        [getattr(sample, what) for sample in samples],
-                        color=BLUE if is_service else GREY,
-                        linewidth=1.6 if is_service else 0.8,
-                        label=process if is_service else "_",
-                    )
+                    if hasattr(samples[0], what):
+                        _draw_course(axis, process, samples, what)
                 axis.set_ylabel(label)
                 axis.set_ylim(bottom=0)
-            if len(result.samples) > 1:
-                axes[0].plot([], [], color=GREY, linewidth=0.8, label="sessions")
-            figure.legend(loc="outside upper right", ncols=2)
+            handles = {
+                label: handle
+                for axis in axes
+                for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+            }
+            figure.legend(handles.values(), handles, loc="outside upper right", ncols=4)
             axes[-1].set_xlabel("seconds")
             return figure
 
     return _svg("resources", draw)
+
+
+def _draw_course(axis: Any, process: str, samples: Any, what: str) -> None:
+    is_session = process.startswith("session")
+    axis.plot(
+        [sample.seconds for sample in samples],
+        [getattr(sample, what) for sample in samples],
+        color=GREY if is_session else GREEN if what == "gpu_memory_mib" else BLUE,
+        linewidth=0.8 if is_session else 1.6,
+        label="sessions" if is_session else process,
+    )

@@ -7,7 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dsa_indexer_cli.load.steps import SessionSteps, Shape
+import torch
+
+from dsa_indexer_cli.load.steps import SessionSteps, Shape, drawn_steps, pages_of
 from dsa_indexer_cli.load.workload import HEAD_DIM, Workload, WorkloadError
 from indexer_client.recording import RECORDING_VERSION
 from ipc_handoff.layout import HandoffGeometry
@@ -87,14 +89,44 @@ def _shape(step: dict[str, Any]) -> Shape:
     )
 
 
-def recorded_steps(workload: Workload, seed: int) -> SessionSteps:
-    """The recorded shapes, in their order, over random keys and queries."""
+def steps_of(workload: Workload, seed: int, device: torch.device | None = None) -> SessionSteps:
+    """A session's steps, drawn or recorded.
+
+    Args:
+        device: of a session on a GPU.
+
+    Raises:
+        WorkloadError: the recording cannot be read, or cannot be run on a GPU.
+    """
+    make = drawn_steps if workload.replay is None else recorded_steps
+    return make(workload, seed, device)
+
+
+def recorded_steps(
+    workload: Workload, seed: int, device: torch.device | None = None
+) -> SessionSteps:
+    """The recorded shapes, in their order, over random keys and queries; see `steps_of`."""
     assert workload.replay is not None
     recording = read_recording(workload.replay.file)
+    geometry = recording.geometry
+    if device is not None:
+        _check_all_layers(recording)
     return SessionSteps(
-        recording.geometry,
-        lambda number: recording.shapes[number],
-        len(recording.shapes),
+        geometry,
+        recording.shapes,
         seed,
-        recording.seconds,
+        pages_of(geometry, workload.model.cache_tokens, on_gpu=device is not None),
+        seconds=recording.seconds,
+        device=device,
     )
+
+
+def _check_all_layers(recording: Recording) -> None:
+    """A step on a GPU is one plan of all layers, and so are its graphs."""
+    for number, shape in enumerate(recording.shapes):
+        if shape.layers != recording.geometry.layers:
+            raise WorkloadError(
+                f"replay.file: step {number} asks in {len(shape.layers)} of "
+                f"{len(recording.geometry.layers)} layers, and on a GPU a step asks in all (fix: "
+                'load.placement="cpu")'
+            )

@@ -1,4 +1,4 @@
-"""What processes hold, over time, and whether it grows."""
+"""What processes and GPUs hold, over time, and whether it grows."""
 
 import os
 from collections.abc import Sequence
@@ -48,8 +48,24 @@ def sample(pid: int, seconds: float) -> Sample | None:
 
 
 @dataclass(frozen=True)
+class GpuSample:
+    """One look at a whole GPU: what all processes hold there."""
+
+    seconds: float
+    gpu_memory_mib: float
+
+
+_WATCHED = {
+    Sample: ("memory_mib", "mappings", "descriptors", "threads"),
+    GpuSample: ("gpu_memory_mib",),
+}
+
+
+@dataclass(frozen=True)
 class Growth:
-    """How much more of one thing a process held in the last quarter than in the first (medians)."""
+    """How much more of one thing a process, or a GPU, held in the last quarter than in the first
+    (medians).
+    """
 
     process: str
     what: str
@@ -62,7 +78,7 @@ class Growth:
         return self.last - self.first <= self.allowed
 
 
-def growth(process: str, samples: Sequence[Sample], soak: Soak) -> list[Growth]:
+def growth(process: str, samples: Sequence[Sample | GpuSample], soak: Soak) -> list[Growth]:
     """Of everything that is watched; [] if there are too few samples to say anything."""
     if len(samples) < _LEAST_SAMPLES:
         return []
@@ -75,5 +91,5 @@ def growth(process: str, samples: Sequence[Sample], soak: Soak) -> list[Growth]:
             median(getattr(entry, what) for entry in samples[-quarter:]),
             getattr(soak, what),
         )
-        for what in ("memory_mib", "mappings", "descriptors", "threads")
+        for what in _WATCHED[type(samples[0])]
     ]

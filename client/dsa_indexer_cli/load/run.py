@@ -1,33 +1,39 @@
-"""Runs a load test: a service if none is given, a process a session, one clock for all."""
+"""Runs a load test: a process a session, one clock for all."""
 
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
+from multiprocessing.context import ForkServerProcess
 
-from dsa_indexer.v1 import indexer_pb2 as pb
-from dsa_indexer_cli.demo.service_process import ServiceProcess, own_environment
 from dsa_indexer_cli.load.collector import Collector
-from dsa_indexer_cli.load.messages import Done, Failed, Order, Ready, Records
+from dsa_indexer_cli.load.host import Host, host_of
+from dsa_indexer_cli.load.messages import (
+    Done,
+    Failed,
+    GpuMemory,
+    Order,
+    Preparing,
+    Ready,
+    Records,
+)
 from dsa_indexer_cli.load.recorded import geometry_of
-from dsa_indexer_cli.load.resources import Sample, sample
+from dsa_indexer_cli.load.resources import GpuSample, Sample, sample
 from dsa_indexer_cli.load.session_process import run_session
+from dsa_indexer_cli.load.worker import Opened
 from dsa_indexer_cli.load.workload import Workload
-from indexer_client import ClientSettings
-from indexer_client.control_plane import ControlPlane
-from ipc_handoff.addresses import UNIX
 from ipc_handoff.layout import HandoffGeometry
 
 _NANOSECONDS = 1_000_000_000
 _LEAD_NANOSECONDS = 200_000_000
 _TICK_SECONDS = 0.25
-_READY_SECONDS = 180.0
+_READY_SECONDS, _GPU_READY_SECONDS = 180.0, 1200.0
+"""A GPU of a kind that was never tuned for takes minutes."""
 _END_SECONDS = 60.0
+_EXIT_SECONDS = 20.0
 _SERVICE = "service"
 
 
@@ -50,15 +56,19 @@ Tell = Callable[[Progress], None]
 
 @dataclass
 class Finished:
-    """What came out of all processes."""
+    """What came out of all processes.
+
+    Attributes:
+        opened: as the last session that got ready was.
+        samples: by process or GPU.
+    """
 
     collector: Collector
     dones: list[Done]
     failures: list[str]
-    reasons: tuple[str, ...]
-    samples: dict[str, list[Sample]]
-    status: pb.GetStatusResponse
-    address: str
+    opened: Opened
+    samples: dict[str, list[Sample | GpuSample]]
+    host: Host
     geometry: HandoffGeometry
 
 
@@ -75,112 +85,97 @@ def run_sessions(
     Raises:
         IndexerError: no service answers at the address.
         RuntimeError: the service did not start, or cannot be used here.
-        WorkloadError: the recording cannot be read.
+        WorkloadError: the recording cannot be read, or there is no such GPU.
     """
-    geometry = geometry_of(workload)
-    with _service(address, tell) as found:
-        status = _status(found)
-        if status.gpu_uuid:
-            raise RuntimeError(
-                f"{found}: this service is on a GPU, and load tests share host memory (fix: one "
-                "with --device cpu; on a GPU: benchmarks/handoff_gpu.py)"
-            )
-        return _Run(workload, found, status, geometry, tell).run(stop)
+    geometry_of(workload)  # rather now than after a service has started
+    with host_of(workload.load, address, lambda doing: tell(Progress(doing))) as host:
+        return run_on(host, workload, tell, stop)
 
 
-def _status(address: str) -> pb.GetStatusResponse:
-    control_plane = ControlPlane(ClientSettings(address=address))
-    try:
-        return control_plane.get_status()
-    finally:
-        control_plane.close()
-
-
-@contextmanager
-def _service(address: str | None, tell: Tell) -> Iterator[str]:
-    """The address of the service to load."""
-    if address is not None:
-        yield address
-        return
-    tell(Progress("starting a service"))
-    with tempfile.TemporaryDirectory(prefix="dsa-indexer-load-") as folder, own_environment():
-        own = f"{UNIX}{Path(folder) / 'sockets' / 'indexer.sock'}"
-        log = Path(folder) / "service.log"
-        service = ServiceProcess(own, None, log)
-        try:
-            service.start()
-            yield own
-            status = service.stop()
-            if status != 0:
-                raise RuntimeError(f"the service ended with status {status}: {_tail(log)}")
-        except RuntimeError as error:
-            raise RuntimeError(f"{error}\n{_tail(log)}") from None
-        finally:
-            service.kill()
-
-
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
+def run_on(host: Host, workload: Workload, tell: Tell, stop: threading.Event) -> Finished:
+    """As `run_sessions`, on a host that is there."""
+    return _Run(host, workload, tell).run(stop)
 
 
 class _Run:
-    def __init__(
-        self,
-        workload: Workload,
-        address: str,
-        status: pb.GetStatusResponse,
-        geometry: HandoffGeometry,
-        tell: Tell,
-    ) -> None:
-        self._workload, self._address, self._status = workload, address, status
-        self._geometry, self._tell = geometry, tell
-        context = get_context("forkserver")
-        context.set_forkserver_preload(["dsa_indexer_cli.main", run_session.__module__])
+    def __init__(self, host: Host, workload: Workload, tell: Tell) -> None:
+        self._host, self._workload, self._tell = host, workload, tell
+        self._geometry = geometry_of(workload)
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(
+            ["dsa_indexer_cli.main", run_session.__module__, Host.__module__]
+        )
         self._pipes: dict[int, Connection] = {}
-        self._processes = {}
-        for number in range(workload.load.sessions):
-            self._pipes[number], theirs = context.Pipe()
-            order = Order(number, address, workload)
-            process = context.Process(target=run_session, args=(order, theirs), daemon=True)
-            self._processes[number] = process
-            process.start()
-            theirs.close()
+        self._processes: dict[int, ForkServerProcess] = {}
         self._sample_seconds = workload.soak.sample_seconds if workload.soak else 1.0
         self._dones: list[Done] = []
         self._failures: list[str] = []
-        self._reasons: tuple[str, ...] = ()
-        self._samples: dict[str, list[Sample]] = {}
+        self._opened = Opened("")
+        self._samples: dict[str, list[Sample | GpuSample]] = {}
+
+    def _start(self, number: int) -> None:
+        self._pipes[number], theirs = self._context.Pipe()
+        host = self._host
+        order = Order(
+            number,
+            host.address,
+            self._workload,
+            host.make_worker,
+            host.status.gpu_uuid,
+            host.environment,
+        )
+        process = self._context.Process(target=run_session, args=(order, theirs), daemon=True)
+        self._processes[number] = process
+        process.start()
+        theirs.close()
 
     def run(self, stop: threading.Event) -> Finished:
         try:
-            self._wait_ready(stop)
+            self._get_ready(stop)
             collector = self._collect(stop)
         finally:
-            for process in self._processes.values():
+            for number, process in self._processes.items():
+                # One that has said its last word ends by itself: killing a process that has a GPU
+                # may take other clients of its MPS daemon along.
+                if number not in self._pipes:
+                    process.join(_EXIT_SECONDS)
                 process.kill()
                 process.join()
         return Finished(
             collector,
             self._dones,
             self._failures,
-            self._reasons,
+            self._opened,
             self._samples,
-            self._status,
-            self._address,
+            self._host,
             self._geometry,
         )
 
-    def _wait_ready(self, stop: threading.Event) -> None:
-        deadline = time.monotonic() + _READY_SECONDS
-        waiting = set(self._pipes)
+    def _get_ready(self, stop: threading.Event) -> None:
+        """All at once, or one after the other: each would spoil what another one tunes."""
+        sessions = range(self._workload.load.sessions)
+        for numbers in [{number} for number in sessions] if self._host.gpu else [set(sessions)]:
+            for number in numbers:
+                self._start(number)
+            self._wait_ready(numbers, stop)
+
+    def _wait_ready(self, waiting: set[int], stop: threading.Event) -> None:
+        seconds = _GPU_READY_SECONDS if self._host.gpu else _READY_SECONDS
+        deadline = time.monotonic() + seconds
+        doing = ""
         while waiting and not stop.is_set():
-            self._tell(Progress(f"{len(waiting)} sessions get ready"))
+            left = f"{len(waiting)} sessions get ready" if len(waiting) > 1 else ""
+            of_one = f"session {min(waiting)} gets ready" + (f": {doing}" if doing else "")
+            self._tell(Progress(left or of_one))
             for number, message in self._messages(waiting):
+                if isinstance(message, Preparing):
+                    doing = message.doing
+                    continue
                 waiting.discard(number)
                 if isinstance(message, Ready):
-                    self._reasons = message.reasons
+                    self._opened = message.opened
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{len(waiting)} sessions were not ready in {_READY_SECONDS} s")
+                raise RuntimeError(f"{len(waiting)} sessions were not ready in {seconds:.0f} s")
 
     def _collect(self, stop: threading.Event) -> Collector:
         load = self._workload.load
@@ -199,6 +194,8 @@ class _Run:
             for _, message in self._messages(working):
                 if isinstance(message, Records):
                     collector.add(message.rows(len(self._geometry.layers)))
+                elif isinstance(message, GpuMemory):
+                    self._note(message, begin)
                 elif isinstance(message, Done):
                     self._dones.append(message)
             now = time.monotonic_ns()
@@ -239,8 +236,16 @@ class _Run:
             found.append((number, message))
         return found
 
+    def _note(self, message: GpuMemory, begin: int) -> None:
+        seconds = (message.nanoseconds - begin) / _NANOSECONDS
+        if 0 <= seconds <= self._workload.load.seconds:
+            for name, used in message.used_mib.items():
+                self._samples.setdefault(name, []).append(GpuSample(seconds, used))
+
     def _look(self, seconds: float) -> None:
-        watched = {_SERVICE: self._status.pid}
+        watched = {}
+        if self._host.address:
+            watched[_SERVICE] = self._host.status.pid
         if self._workload.soak is not None:
             for number, process in self._processes.items():
                 if process.pid is not None and number in self._pipes:

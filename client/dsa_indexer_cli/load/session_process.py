@@ -1,6 +1,7 @@
 """One session of a load test, in a process of its own: what another one does, it feels only
 through the service."""
 
+import os
 import random
 import signal
 import time
@@ -13,19 +14,21 @@ import torch
 
 from dsa_indexer_cli.load.arrivals import arrivals
 from dsa_indexer_cli.load.messages import (
-    NO_LAYER,
     NOT_BEGUN,
     Column,
     Done,
     Failed,
+    GpuMemory,
     Order,
+    Preparing,
     Ready,
     Records,
     width,
 )
-from dsa_indexer_cli.load.recorded import recorded_steps
-from dsa_indexer_cli.load.steps import PlannedStep, SessionSteps, drawn_steps
-from indexer_client import ClientSettings, IndexerError, Session, Source, StepInputs
+from dsa_indexer_cli.load.steps import PlannedStep
+from dsa_indexer_cli.load.worker import NO_TIME, Check, Opened
+from dsa_indexer_cli.load.workload import WorkloadError
+from indexer_client import IndexerError
 
 _SEND_NANOSECONDS = 400_000_000
 _PENDING_CHECKS = 32
@@ -40,83 +43,52 @@ def run_session(order: Order, pipe: Connection) -> None:
     """What the process runs: get ready, wait for the time to start, run, say how it went."""
     # Ctrl-C goes to the whole group of processes; the parent says when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(order.environment)
+    # Sessions are many: threads that wait for each other take the cores away from the service.
     torch.set_num_threads(1)
     with suppress(BrokenPipeError):  # the parent is gone, and nobody is left to be told
         try:
             runner = _Runner(order, pipe)
             pipe.send(Ready(runner.open()))
             pipe.send(runner.run(pipe.recv()))
-        except (IndexerError, ValueError, RuntimeError, OSError, EOFError) as error:
+        except (IndexerError, WorkloadError, ValueError, RuntimeError, OSError, EOFError) as error:
             pipe.send(Failed(order.number, f"{type(error).__name__}: {error}"))
-
-
-class _Check:
-    """An answer that waits to be compared."""
-
-    def __init__(
-        self,
-        number: int,
-        layer: int,
-        inputs: StepInputs,
-        query: tuple[torch.Tensor, torch.Tensor],
-        answer: torch.Tensor,
-    ) -> None:
-        self.number, self.layer, self.inputs, self.query = number, layer, inputs, query
-        self.answer = answer.clone()
 
 
 class _Runner:
     def __init__(self, order: Order, pipe: Connection) -> None:
         self._workload, self._pipe = order.workload, pipe
-        self._address = order.address
-        seed = order.workload.steps.seed * 1009 + order.number
-        make = drawn_steps if order.workload.replay is None else recorded_steps
-        self._steps: SessionSteps = make(order.workload, seed)
-        self._chance = random.Random(seed)
-        self._seed = seed
-        self._layers = self._steps.geometry.layers
-        geometry = self._steps.geometry
-        self._out = torch.empty(geometry.max_rows, geometry.top_k, dtype=torch.int32)
-        self._expected = torch.empty_like(self._out)
+        self._worker = order.make_worker(order)
+        self._chance = random.Random(order.seed)
+        self._seed = order.seed
+        self._layers = self._worker.steps.geometry.layers
         self._records: list[np.ndarray] = []
         self._sent = time.monotonic_ns()
-        self._pending: deque[_Check] = deque()
+        self._pending: deque[Check] = deque()
         self._check_nanoseconds = 0
+        self._is_counting = False
+        # One session is enough: it is the whole GPU that is looked at.
+        soak = order.workload.soak if order.number == 0 else None
+        self._look_nanoseconds = int(soak.sample_seconds * _NANOSECONDS) if soak else 0
+        self._looked = 0
         self._done = Done(order.number)
 
-    def open(self) -> tuple[str, ...]:
-        """Attach; why the service is as it is.
+    def open(self) -> Opened:
+        """Attach; why all is as it is.
 
         Raises:
             IndexerError: there is no service, or it refused.
         """
-        load = self._workload.load
-        self._session = Session(
-            self._steps.geometry,
-            self._steps.k_caches,
-            self._steps.fallback,
-            settings=ClientSettings(
-                address=self._address,
-                signalling=load.signalling,
-                wait_bound_seconds=load.wait_bound_seconds,
-            ),
-            engine_name="load",
-        )
-        self._session.start()
-        try:
-            self._session.wait_attached(load.attach_seconds)
-        except IndexerError:
-            self._session.close()
-            raise
+        opened = self._worker.open(lambda doing: self._pipe.send(Preparing(doing)))
         self._opened = time.monotonic_ns()
-        return self._session.reasons
+        return opened
 
     def run(self, begin: int) -> Done:
         """Steps from `begin` on, in nanoseconds of the monotonic clock."""
         load = self._workload.load
         self._counted_from = begin + int(load.warm_up_seconds * _NANOSECONDS)
         end = self._counted_from + int(load.seconds * _NANOSECONDS)
-        times = arrivals(load, begin, end, self._seed, self._steps.seconds)
+        times = arrivals(load, begin, end, self._seed, self._worker.steps.seconds)
         self._wait_until(begin)
         for number, intended in enumerate(times):
             self._wait_until(intended)
@@ -125,51 +97,45 @@ class _Runner:
             if time.monotonic_ns() > end + _LATE_SECONDS * _NANOSECONDS:
                 self._give_up(number, intended)
                 continue
+            if not self._is_counting and intended >= self._counted_from:
+                self._send()  # what was inline in the warm-up belongs to its steps
+                self._is_counting = True
             self._run_step(number, intended)
+            self._look_at_gpu()
             self._between_steps()
         while self._pending:
             self._compare(self._pending.popleft())
         self._send()
         self._close()
-        self._steps.close()
+        self._worker.free()
         return self._done
 
     def _run_step(self, number: int, intended: int) -> None:
-        planned = self._steps.step(number)
+        planned = self._worker.steps.step(number)
         record = self._record(planned, intended)
-        rows = planned.inputs.rows
-        out = self._out[:rows]
-        queries = {layer: self._steps.query(number, layer, rows) for layer in planned.layers}
-        compared = self._compared(planned)
-        # After the preparation, which an engine's forward has anyway. In a closed loop it is also
-        # when the step was to begin.
-        began = time.monotonic_ns()
+        ran = self._worker.run(number, planned, self._compared(planned))
         if self._workload.load.mode == "closed":
-            record[Column.INTENDED] = began
-        with self._session.step(planned.inputs, planned.layers) as step:
-            for layer in planned.layers:
-                asked = time.monotonic_ns()
-                source = step.select(layer, *queries[layer], out=out)
-                spent = time.monotonic_ns() - asked
-                record[len(Column) + self._layers.index(layer)] = spent
-                record[Column.INLINE] += source is Source.INLINE
-                if layer == compared and source is Source.SERVICE:
-                    self._pending.append(_Check(number, layer, planned.inputs, queries[layer], out))
-        record[Column.BEGAN], record[Column.ENDED] = began, time.monotonic_ns()
+            record[Column.INTENDED] = ran.began
+        record[Column.BEGAN], record[Column.ENDED] = ran.began, ran.ended
+        record[Column.INLINE], record[Column.FORWARD] = ran.inline, ran.forward
+        record[len(Column) :] = ran.layers
         self._records.append(record)
+        if ran.check is not None:
+            self._pending.append(ran.check)
 
     def _record(self, planned: PlannedStep, intended: int) -> np.ndarray:
-        record = np.full(width(len(self._layers)), NO_LAYER, dtype=np.int64)
+        record = np.full(width(len(self._layers)), NO_TIME, dtype=np.int64)
         record[Column.INTENDED] = intended
         record[Column.KIND] = planned.kind
         record[Column.REQUESTS] = planned.inputs.requests
         record[Column.ROWS] = planned.inputs.rows
         record[Column.LONGEST] = planned.longest
+        record[Column.LAYERS] = len(planned.layers)
         record[Column.INLINE] = 0
         return record
 
     def _give_up(self, number: int, intended: int) -> None:
-        record = self._record(self._steps.step(number), intended)
+        record = self._record(self._worker.steps.step(number), intended)
         record[Column.BEGAN], record[Column.ENDED] = NOT_BEGUN, time.monotonic_ns()
         self._records.append(record)
 
@@ -189,6 +155,7 @@ class _Runner:
             while self._pending:
                 self._compare(self._pending.popleft())
         if load.reopen_seconds and began - self._opened > load.reopen_seconds * _NANOSECONDS:
+            self._send()
             self._close()
             self.open()
             self._done.reopened += 1
@@ -207,31 +174,35 @@ class _Runner:
             else:
                 time.sleep(left / _NANOSECONDS)
 
-    def _compare(self, check: _Check) -> None:
+    def _compare(self, check: Check) -> None:
         began = time.monotonic_ns()
-        expected = self._expected[: check.inputs.rows]
-        self._steps.fallback(check.layer, *check.query, check.inputs, expected)
-        bad = (check.answer != expected).any(dim=1).nonzero().flatten().tolist()
+        wrong = self._worker.compare(check)
         self._done.checked += 1
-        if bad:
+        if wrong:
             self._done.wrong_answers += 1
             if len(self._done.wrong) < _TOLD_WRONG:
                 self._done.wrong.append(
                     f"session {self._done.number}, step {check.number}, layer {check.layer}, "
-                    f"rows {bad[:8]}: {check.answer[bad[0]].tolist()[:8]}... instead of "
-                    f"{expected[bad[0]].tolist()[:8]}..."
+                    f"{wrong}"
                 )
         self._check_nanoseconds = time.monotonic_ns() - began
 
     def _send(self) -> None:
         if self._records:
+            self._records[-1][Column.INLINE] += self._worker.inline_since()
             self._pipe.send(Records(np.stack(self._records).tobytes()))
             self._records.clear()
         self._sent = time.monotonic_ns()
 
+    def _look_at_gpu(self) -> None:
+        now = time.monotonic_ns()
+        if self._look_nanoseconds and now - self._looked >= self._look_nanoseconds:
+            if used := self._worker.gpu_memory():
+                self._pipe.send(GpuMemory(now, used))
+            self._looked = now
+
     def _close(self) -> None:
-        statistics = self._session.statistics
-        self._session.close()
+        statistics = self._worker.close()
         self._done.cancelled_steps += statistics.cancelled_steps
         self._done.rejected_steps += statistics.rejected_steps
         self._done.detachments += statistics.detachments

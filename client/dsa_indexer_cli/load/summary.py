@@ -23,13 +23,7 @@ def summarise(workload: Workload, finished: Finished) -> LoadResult:
     result = LoadResult(
         workload=workload,
         geometry=finished.geometry,
-        service=Service(
-            finished.address,
-            finished.status.version,
-            finished.status.pid,
-            finished.status.configuration.engine,
-            finished.reasons,
-        ),
+        service=_service(finished),
         seconds=seconds,
         steps=collector.steps,
         rows=collector.rows,
@@ -41,6 +35,7 @@ def summarise(workload: Workload, finished: Finished) -> LoadResult:
         response=response.times(encoded=True),
         step=step.times(encoded=True),
         layer=layer.times(encoded=True),
+        forward=collector.forward.times(encoded=True),
         shapes=[_shape(key, times) for key, times in sorted(collector.shapes.items())],
         points=_points(collector, workload.load.seconds),
         samples=finished.samples,
@@ -72,6 +67,20 @@ def _shape(key: ShapeKey, times: ShapeTimes) -> ShapeResult:
         times.response.times(),
         times.step.times(),
         times.layer.times(),
+        times.forward.times(),
+    )
+
+
+def _service(finished: Finished) -> Service:
+    status, opened = finished.host.status, finished.opened
+    return Service(
+        finished.host.address,
+        status.version,
+        status.pid,
+        status.configuration.engine,
+        opened.reasons,
+        opened.placement,
+        finished.host.gpu,
     )
 
 

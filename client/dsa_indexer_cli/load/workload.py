@@ -15,6 +15,9 @@ from ipc_handoff.layout import HandoffGeometry
 _SUFFIX = ".toml"
 HEAD_DIM = 128
 
+AUTO, CPU, INLINE, MPS, PEER_GPU = "auto", "cpu", "inline", "mps", "peer_gpu"
+"""Placements of which a load test knows more than their names."""
+
 
 class WorkloadError(Exception):
     """A workload that cannot be used; names the key and the fix."""
@@ -31,10 +34,13 @@ class Model(_Table):
         layers: attention layers.
         index_share: layers in a row that use one selection (IndexShare); only the first of them
             has an indexer, and asks.
+        cache_tokens: of each layer's K cache; 0: of the longest request on a CPU, of all requests
+            of the largest step on a GPU. What requests do not find room for, they share.
     """
 
     layers: int = Field(default=4, ge=1, le=256)
     index_share: int = Field(default=1, ge=1)
+    cache_tokens: int = Field(default=0, ge=0)
     heads: Literal[16, 32, 64, 128] = 16
     top_k: int = Field(default=256, ge=1, le=2048)
     page_size: Literal[32, 64, 128] = 64
@@ -53,8 +59,13 @@ class Load(_Table):
         rate: steps a second of each session.
         arrivals: gaps of an open loop: equal, or as of independent events.
         reopen_seconds: each session is closed and opened anew so often; 0: never.
-        signalling, wait_bound_seconds: as in the client's settings.
-        attach_seconds: a session that has no service for so long has failed.
+        placement: as in the client's settings; `auto`: what the service, or else the host, gives.
+        device: ordinal of the sessions' GPU.
+        signalling, wait_bound_seconds: as in the client's settings, and with their defaults, of
+            which a GPU has its own.
+        ahead_seconds: on a GPU, between a step's plan and its forward: a host that enqueues ahead.
+        attach_seconds: a session that has no service for so long has failed; by default after a
+            minute, or five on a GPU, where kernels are made first.
     """
 
     mode: Literal["closed", "open", "recorded"] = "closed"
@@ -64,9 +75,12 @@ class Load(_Table):
     rate: float = Field(default=10.0, gt=0, le=100_000)
     arrivals: Literal["poisson", "constant"] = "poisson"
     reopen_seconds: float = Field(default=0.0, ge=0)
+    placement: Literal["auto", "mps", "peer_gpu", "timeslice", "inline", "cpu"] = "auto"
+    device: int = Field(default=0, ge=0)
     signalling: Literal["ring", "stream"] = "ring"
-    wait_bound_seconds: float = Field(default=1.0, gt=0)
-    attach_seconds: float = Field(default=60.0, gt=0, le=150)
+    wait_bound_seconds: float | None = Field(default=None, gt=0)
+    ahead_seconds: float = Field(default=0.0, ge=0, le=1)
+    attach_seconds: float | None = Field(default=None, gt=0, le=900)
 
 
 class Mix(_Table):
@@ -89,6 +103,7 @@ class Steps(_Table):
     Attributes:
         batch: decode requests of a step.
         context: tokens of a request.
+        same_context: all requests of a step have as many, so that times can be told apart by it.
         prefill_rows: rows of the prefill request in a mixed or prefill step.
         rows_per_decode: 1, or more where drafts are verified (MTP).
     """
@@ -96,6 +111,7 @@ class Steps(_Table):
     batch: Distribution = Fixed(kind="fixed", value=4)
     context: Distribution = Fixed(kind="fixed", value=1024)
     prefill_rows: Distribution = Fixed(kind="fixed", value=32)
+    same_context: bool = False
     rows_per_decode: int = Field(default=1, ge=1, le=MAX_ROWS_PER_DECODE)
     mix: Mix = Mix()
     seed: int = 1
@@ -123,6 +139,7 @@ class Soak(_Table):
 
     Attributes:
         sample_seconds: how often is looked.
+        gpu_memory_mib: of a whole GPU, whoever holds it.
     """
 
     sample_seconds: float = Field(default=1.0, gt=0)
@@ -130,6 +147,7 @@ class Soak(_Table):
     mappings: int = Field(default=0, ge=0)
     descriptors: int = Field(default=0, ge=0)
     threads: int = Field(default=0, ge=0)
+    gpu_memory_mib: float = Field(default=64.0, ge=0)
 
 
 class Replay(_Table):
