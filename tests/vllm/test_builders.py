@@ -1,11 +1,13 @@
 """The metadata builders as vLLM calls them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from attention_worker.plugin import indexer_metadata, sessions
+from attention_worker.kernels.sparse_mla import warm_up
+from attention_worker.plugin import attention_warm_up, indexer_metadata, metadata, sessions
 from attention_worker.plugin.indexer_metadata import IndexerMetadataBuilder, engine_of
 from attention_worker.plugin.layers import Model
 from attention_worker.plugin.metadata import SparseMLAMetadataBuilder
@@ -43,6 +45,37 @@ def test_a_graph_finds_the_same_requests_at_the_same_address() -> None:
     replayed = builder.build(0, batch([2, 2, 0, 0], padded_to=8)).request_of_row
     assert replayed.data_ptr() == captured.data_ptr() != between.data_ptr()
     assert captured.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_attention_is_compiled_once_for_a_ranks_heads_and_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+
+    def compiled(*asked: Any, query_dtype: torch.dtype) -> int:
+        made.append((*asked, query_dtype))
+        return 9
+
+    monkeypatch.setattr(warm_up, "warm_up", compiled)
+    made_up, gpu = config(), torch.device("cuda", 5)
+    made_up.model_config.dtype = torch.bfloat16
+    made_up.model_config.get_num_attention_heads = lambda parallel: 16
+    for dtype in (torch.bfloat16, torch.uint8, torch.bfloat16):
+        spec = SimpleNamespace(dtype=dtype)
+        attention_warm_up.warm_up_attention(made_up, spec, gpu)
+        attention_warm_up.warm_up_attention(made_up, spec, CPU)
+    assert made == [
+        (16, 64, torch.bfloat16, gpu, torch.bfloat16),
+        (16, 64, torch.uint8, gpu, torch.bfloat16),
+    ]
+
+
+def test_the_builder_has_attention_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(metadata, "warm_up_attention", lambda *given: asked.append(given))
+    made_up, spec = config(), SimpleNamespace(dtype=torch.uint8)
+    SparseMLAMetadataBuilder(spec, [], made_up, CPU)
+    assert asked == [(made_up, spec, CPU)]
 
 
 class Noted:
