@@ -44,16 +44,9 @@ class SparseMLAMetadata(AttentionMetadata):
 class SparseMLAMetadataBuilder(Builder[SparseMLAMetadata]):
     """Graphs hold the addresses of what a uniform batch of decodes is given."""
 
-    def __init__(
-        self,
-        kv_cache_spec: Any,
-        layer_names: list[str],
-        vllm_config: Any,
-        device: torch.device,
-        **named: Any,
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device, **named)
-        warm_up_attention(vllm_config, kv_cache_spec, device)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        warm_up_attention(self.vllm_config, self.kv_cache_spec, self.device)
         self._rows_per_decode = rows_per_decode(self.vllm_config)
         most = self.vllm_config.scheduler_config.max_num_batched_tokens
         rows = torch.arange(most, dtype=torch.int32, device=self.device)
