@@ -1,7 +1,7 @@
 """What a session's process tells the one that started it."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
@@ -112,18 +112,16 @@ class GpuMemory:
     used_mib: Mapping[str, float]
 
 
-@dataclass
-class Done:
-    """How it ended.
+@dataclass(kw_only=True)
+class Counts:
+    """What sessions count.
 
     Attributes:
         checked: answers that were compared with the reference.
         wrong: one line a wrong answer, the first ones.
         wrong_answers: all of them.
-        paused_seconds: in which a closed loop compared answers or attached anew.
     """
 
-    number: int
     checked: int = 0
     wrong_answers: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -132,6 +130,26 @@ class Done:
     rejected_steps: int = 0
     detachments: int = 0
     faulted_rows: int = 0
+
+
+def added(counts: Iterable[Counts]) -> dict[str, Any]:
+    """The fields of `Counts`, summed up."""
+    total = Counts()
+    for one in counts:
+        for counted in fields(Counts):
+            name = counted.name
+            setattr(total, name, getattr(total, name) + getattr(one, name))
+    return vars(total)
+
+
+@dataclass(kw_only=True)
+class Done(Counts):
+    """How it ended.
+
+    Attributes:
+        paused_seconds: in which a closed loop compared answers or attached anew.
+    """
+
     paused_seconds: float = 0.0
 
 

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dsa_indexer_cli.load.histograms import Times
+from dsa_indexer_cli.load.messages import Counts
 from dsa_indexer_cli.load.resources import GpuSample, Growth, Sample
 from dsa_indexer_cli.load.workload import CPU, INLINE, Limits, Workload
 from ipc_handoff.layout import HandoffGeometry
@@ -62,8 +63,8 @@ class Service:
     gpu: str = ""
 
 
-@dataclass
-class LoadResult:
+@dataclass(kw_only=True)
+class LoadResult(Counts):
     """Everything.
 
     Attributes:
@@ -96,14 +97,6 @@ class LoadResult:
     samples: dict[str, list[Sample | GpuSample]] = field(default_factory=dict)
     growths: list[Growth] = field(default_factory=list)
     curve: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    checked: int = 0
-    wrong_answers: int = 0
-    wrong: list[str] = field(default_factory=list)
-    reopened: int = 0
-    cancelled_steps: int = 0
-    rejected_steps: int = 0
-    detachments: int = 0
-    faulted_rows: int = 0
     failures: list[str] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
 

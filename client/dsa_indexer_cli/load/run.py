@@ -174,7 +174,7 @@ class _Run:
                 waiting.discard(number)
                 if isinstance(message, Ready):
                     self._opened = message.opened
-            if time.monotonic() > deadline:
+            if waiting and time.monotonic() > deadline:
                 raise RuntimeError(f"{len(waiting)} sessions were not ready in {seconds:.0f} s")
 
     def _collect(self, stop: threading.Event) -> Collector:

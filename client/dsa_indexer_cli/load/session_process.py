@@ -71,7 +71,7 @@ class _Runner:
         soak = order.workload.soak if order.number == 0 else None
         self._look_nanoseconds = int(soak.sample_seconds * _NANOSECONDS) if soak else 0
         self._looked = 0
-        self._done = Done(order.number)
+        self._number, self._done = order.number, Done()
 
     def open(self) -> Opened:
         """Attach; why all is as it is.
@@ -182,8 +182,7 @@ class _Runner:
             self._done.wrong_answers += 1
             if len(self._done.wrong) < _TOLD_WRONG:
                 self._done.wrong.append(
-                    f"session {self._done.number}, step {check.number}, layer {check.layer}, "
-                    f"{wrong}"
+                    f"session {self._number}, step {check.number}, layer {check.layer}, {wrong}"
                 )
         self._check_nanoseconds = time.monotonic_ns() - began
 

@@ -2,6 +2,7 @@
 
 from dsa_indexer_cli.load.collector import Collector, ShapeKey, ShapeTimes
 from dsa_indexer_cli.load.histograms import Histogram
+from dsa_indexer_cli.load.messages import added
 from dsa_indexer_cli.load.resources import growth
 from dsa_indexer_cli.load.result import LoadResult, PointResult, Service, ShapeResult, judge
 from dsa_indexer_cli.load.run import Finished
@@ -40,15 +41,8 @@ def summarise(workload: Workload, finished: Finished) -> LoadResult:
         points=_points(collector, workload.load.seconds),
         samples=finished.samples,
         curve={"response": _curve(response), "step": _curve(step)},
-        checked=sum(done.checked for done in dones),
-        wrong_answers=sum(done.wrong_answers for done in dones),
-        wrong=[line for done in dones for line in done.wrong],
-        reopened=sum(done.reopened for done in dones),
-        cancelled_steps=sum(done.cancelled_steps for done in dones),
-        rejected_steps=sum(done.rejected_steps for done in dones),
-        detachments=sum(done.detachments for done in dones),
-        faulted_rows=sum(done.faulted_rows for done in dones),
         failures=finished.failures,
+        **added(dones),
     )
     if workload.soak is not None:
         for process, samples in finished.samples.items():
