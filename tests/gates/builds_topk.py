@@ -19,15 +19,15 @@ _TELLING = ("*i64", "*i32", "*i64", "*i32", "i64", "i64", "i64", "i64", "i64", "
 def _select(
     sizes: Sizes, architectures: tuple[int, ...], settled: bool = False, tells: bool = False
 ) -> Build:
+    tells_nan = not settled and architectures[0] not in plan.NAN_APART
     return Build(
         f"topk {sizes} settled {settled}" + tells * ", and tells",
         "indexer_service.kernels.topk.kernel:topk_kernel",
         _POINTERS | _NUMBERS | _STRIDES | (dict(epilogue=_TELLING) if tells else {}),
         dict(SMALL=sizes.small, TILE=sizes.tile, CAPACITY=sizes.capacity, BLOCK=sizes.block,
              SAMPLE=sizes.sample,
-             MOST_SPLITS=plan.MOST_SPLITS, WARPS=sizes.warps, PTX=True, NAN=not settled,
-             STREAMS_NAN=not settled and sizes.streams_nan,
-             SETTLED=settled,
+             MOST_SPLITS=plan.MOST_SPLITS, WARPS=sizes.warps, PTX=True, NAN=tells_nan,
+             STREAMS_NAN=tells_nan and sizes.streams_nan, SETTLED=settled,
              PDL=architectures[0] >= 90, EPILOGUE=tell_layer if tells else None)
         | ({} if tells else dict(epilogue=None)),
         dict(num_warps=sizes.warps, maxnreg=sizes.registers), architectures,
@@ -38,7 +38,8 @@ def _select(
 BUILDS = [
     _select(sizes, group)
     for group in (
-        tuple(arch for arch in ARCHITECTURES if arch < 90),
+        tuple(arch for arch in ARCHITECTURES if arch < 90 and arch not in plan.NAN_APART),
+        plan.NAN_APART,
         tuple(arch for arch in ARCHITECTURES if arch >= 90),
     )
     for sizes in plan.CONFIGURATIONS
@@ -49,3 +50,18 @@ BUILDS += [
     if arch < plan.SHORT_OF_REGISTERS
     for sizes in plan.CONFIGURATIONS
 ]
+_OF_NAN = (
+    "scores", "row_at", "row_start", "row_end", "enabled", "nan", "given", "width", "rows",
+    "scores_stride", "mark",
+)  # fmt: skip
+BUILDS.append(
+    Build(
+        "topk: NaN apart",
+        "indexer_service.kernels.topk.nan_kernel:tell_nan_kernel",
+        {name: kind for name, kind in (_POINTERS | _NUMBERS | _STRIDES).items() if name in _OF_NAN},
+        dict(BLOCK=1024),
+        {},
+        plan.NAN_APART,
+        unaligned=_OF_NAN[:6],
+    )
+)

@@ -115,6 +115,18 @@ def _noted_by_rows() -> None:
     assert row_of(int(seen.word)) == 0
 
 
+def _nan_apart() -> None:
+    """As where the kernel that selects has no register left."""
+    with patch.object(launch, "_nan_is_apart", lambda device: True):
+        _compare(_nan_at(7, length=100), 30, 1)
+        _compare(_nan_at(90, length=100), 30, 1, None, [90, 80, 91])
+        _compare(_nan_at(7, length=100), 30, 1, [8, 8, 7])
+        _compare(_nan_at(599), 10, 4, ways=(CANDIDATES,))
+        _compare(_random(3, 100), 30, 1)
+        for enabled in (None, 1, 0):
+            _packed(enabled)
+
+
 def _ties_and_the_rest() -> None:
     """Few values, each many times; NaN, infinities and both zeros among them."""
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, 1e-45, -3e38])
@@ -150,7 +162,9 @@ def _packed(enabled: int | None) -> None:
     lengths = [0, 5, -3, 600, 300, 7]
     at = [0, 64, 0, 128, -1, 768]
     scores = _random(1, 832)[0]
+    scores[600] = torch.nan
     rows, k = len(at), 9
+    seen = NanSeen(torch.zeros(1, dtype=torch.int32))
     out = torch.full((rows, k), -7, dtype=torch.int32)
     expected = out.clone()
     for row, (begin, length) in enumerate(zip(at, lengths, strict=True)):
@@ -161,9 +175,10 @@ def _packed(enabled: int | None) -> None:
         Plan(SIZES, 3, rows, GROUPS), scores, k, out,
         row_at=torch.tensor(at), row_end=torch.tensor(lengths, dtype=torch.int32),
         arrived=torch.zeros(rows, dtype=torch.int32),
-        enabled=None if enabled is None else torch.tensor([enabled], dtype=torch.int32),
+        enabled=None if enabled is None else torch.tensor([enabled], dtype=torch.int32), nan=seen,
     )  # fmt: skip
     assert torch.equal(out, expected)
+    assert row_of(int(seen.word)) == (None if enabled == 0 else 3)
 
 
 def _public_call() -> None:
@@ -220,6 +235,7 @@ _CASES: dict[str, Callable[[], None]] = {
         _compare, _nan_at(300), 10, 4, ways=(CANDIDATES,),
         sizes=replace(SIZES, streams_nan=False),
     ),
+    "NaN, by a kernel of its own": _nan_apart,
     "NaN noted by rows": _noted_by_rows,
     "bounds": partial(_bounds, 1),
     "bounds, in splits": partial(_bounds, 2),

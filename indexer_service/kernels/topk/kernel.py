@@ -43,7 +43,7 @@ CANDIDATES_IN_MEMORY = tl.constexpr(4)
 
 
 @triton.jit
-def _asked(row, rows, row_at, row_start, row_end, given, width):
+def asked(row, rows, row_at, row_start, row_end, given, width):
     """What the arguments say about a row, or what stands for it where they do not. Of a row that
     is not there nothing is read: a program must not wait for that at its end.
     """
@@ -55,7 +55,7 @@ def _asked(row, rows, row_at, row_start, row_end, given, width):
 
 
 @triton.jit
-def _bounds(row, at, start, end, given, width, scores_stride):
+def bounds(row, at, start, end, given, width, scores_stride):
     """Where a row begins (negative: leave it alone), its length, what to add to its indices."""
     shift = tl.full((), 0, tl.int32)
     if (given & ROW_AT) == 0:
@@ -108,14 +108,14 @@ def topk_kernel(
     splits = tl.num_programs(1)
     on = tl.load(enabled, mask=(given & ENABLED) != 0, other=1) != 0
     # Read side by side, and before anything is computed.
-    at, start, end = _asked(program, rows, row_at, row_start, row_end, given, width)
+    at, start, end = asked(program, rows, row_at, row_start, row_end, given, width)
     capacity = groups * GROUP
     mine = candidates + program.to(tl.int64) * splits * (2 * capacity)
     counts_here = counts + program * splits
     if EPILOGUE is not None:
         ends = splits == 1
     for row in range(program, rows, programs):
-        origin, length, shift = _bounds(row, at, start, end, given, width, scores_stride)
+        origin, length, shift = bounds(row, at, start, end, given, width, scores_stride)
         present = on & (origin >= 0)
         if EPILOGUE is not None:
             ends = ends | ((split == 0) & (origin < 0))
@@ -179,7 +179,7 @@ def topk_kernel(
         if EPILOGUE is not None:
             # Of the programs that share a row, who selects ends it.
             ends = ends | (source != NOTHING)
-        at, start, end = _asked(row + programs, rows, row_at, row_start, row_end, given, width)
+        at, start, end = asked(row + programs, rows, row_at, row_start, row_end, given, width)
         # The next row's candidates go where this one's are still being read.
         tl.debug_barrier()
     if EPILOGUE is not None:  # noqa: SIM102 - decided when compiling

@@ -8,9 +8,11 @@ from indexer_service.kernels.epilogue import Epilogue
 from indexer_service.kernels.nan_seen import NanSeen
 from indexer_service.kernels.topk import plan as planning
 from indexer_service.kernels.topk.kernel import ENABLED, ROW_AT, ROW_END, ROW_START, topk_kernel
+from indexer_service.kernels.topk.nan_kernel import tell_nan_kernel
 from indexer_service.kernels.topk.plan import Plan
 
 _VECTOR_BYTES = 16
+_NAN_BLOCK = 1024
 
 
 def select(
@@ -115,11 +117,18 @@ def run(
     hopper = device.type == "cuda" and architecture(device) >= HOPPER
     sizes = plan.sizes
     optional = (row_start, row_end, arrived, enabled)
+    places = candidates.view(torch.int64) if row_at is None else row_at
+    starts, ends, arrivals, switch = (counts if tensor is None else tensor for tensor in optional)
+    if nan is not None and _nan_is_apart(device):
+        tell_nan_kernel[(plan.programs,)](
+            scores, places, starts, ends, switch, nan.word, given, width, len(out), stride,
+            nan.mark, BLOCK=_NAN_BLOCK,
+        )  # fmt: skip
+        nan = None
     topk_kernel[(plan.programs, plan.splits)](
-        scores, candidates.view(torch.int64) if row_at is None else row_at,
-        *(counts if tensor is None else tensor for tensor in optional),
-        out, candidates, counts, counts if nan is None else nan.word, given, k, width, len(out),
-        plan.groups, skew, stride, out.stride(0), 0 if nan is None else nan.mark,
+        scores, places, starts, ends, arrivals, switch, out, candidates, counts,
+        counts if nan is None else nan.word, given, k, width, len(out), plan.groups, skew, stride,
+        out.stride(0), 0 if nan is None else nan.mark,
         SMALL=sizes.small, TILE=sizes.tile, BLOCK=sizes.block, SAMPLE=sizes.sample,
         CAPACITY=sizes.capacity, MOST_SPLITS=planning.MOST_SPLITS, WARPS=sizes.warps,
         PTX=device.type == "cuda", NAN=nan is not None,
@@ -128,6 +137,10 @@ def run(
         epilogue=None if epilogue is None else epilogue.arguments, num_warps=sizes.warps,
         maxnreg=sizes.registers, launch_pdl=hopper,
     )  # fmt: skip
+
+
+def _nan_is_apart(device: torch.device) -> bool:
+    return device.type == "cuda" and architecture(device) in planning.NAN_APART
 
 
 def _zeros(rows: int, device: torch.device) -> Tensor:

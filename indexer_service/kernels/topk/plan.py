@@ -61,6 +61,10 @@ LENGTHS = (SHORTEST.small, SHORT.small, LONG.small, LONG.small + 1)
 SHORT_OF_REGISTERS = 120
 """From this architecture on an epilogue would make the kernels spill."""
 
+NAN_APART = (86, 89)
+"""For these architectures the compiler spills registers if NaN is noted by whoever selects: a
+kernel of its own looks at the rows."""
+
 MOST_SPLITS = 64
 MOST_PROGRAMS = 512
 """Of a launch: its memory for candidates does not grow with the rows."""
