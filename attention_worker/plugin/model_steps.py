@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attention_worker.fallback import InlineSelector
 from attention_worker.plugin.settings import PluginSettings, asks_for_service
+from indexer_client.errors import IndexerError
 from indexer_client.inputs import StepInputs
 from indexer_client.session import Session
 from indexer_client.settings import ClientSettings
@@ -166,8 +167,12 @@ def start(session: WorkerSession, engine: Engine) -> None:
     """Begin to look for a service; with `on_refusal` error also wait until one is there.
 
     Raises:
-        IndexerError: why there is none.
+        IndexerError: why there is none; the session is closed.
     """
     session.start()
     if engine.plugin.on_refusal == "error" and asks_for_service(engine.settings):
-        session.wait_attached(engine.plugin.attach_seconds)
+        try:
+            session.wait_attached(engine.plugin.attach_seconds)
+        except IndexerError:
+            session.close()
+            raise

@@ -1,5 +1,6 @@
 """The steps of a model on a CPU, without vLLM: forwards as vLLM would make them."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from attention_worker.plugin.settings import PluginSettings
 from indexer_client import ClientSettings, ServiceUnavailable, StepInputs
 from ipc_handoff.layout import HandoffGeometry
 from tests.support.processes import ServiceProcess
-from tests.support.waiting import SOON
+from tests.support.waiting import SOON, eventually
 
 LAYERS, HEADS, K, PAGE, PAGES = (1, 4), 16, 16, 64, 6
 GEOMETRY = HandoffGeometry(
@@ -117,8 +118,10 @@ def test_a_batch_without_rows_selects_nothing() -> None:
 def test_without_a_service_the_engine_ends_if_that_was_asked_for(tmp_path: Path) -> None:
     asked = engine(address=f"unix:{tmp_path / 'nobody'}")
     soon = replace(asked, plugin=asked.plugin.model_copy(update={"attach_seconds": 0.2}))
+    before = set(threading.enumerate())
     with pytest.raises(ServiceUnavailable, match="nobody"):
         RemoteHostSteps(GEOMETRY, caches(), soon)
+    assert eventually(lambda: set(threading.enumerate()) <= before)
 
 
 def test_without_a_service_the_engine_works_inline_otherwise(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ One run for all tests: clean steps, a race, a service that freezes in the middle
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -57,15 +55,14 @@ class Watched:
     status: int | None
 
 
-@contextmanager
-def watched(folder: Path) -> Iterator[Watched]:
+def watch(folder: Path) -> Watched:
+    """Run them; none is left, and the environment is as it was."""
     receiver, steps = Receiver(), RandomSteps(SHAPE, 1)
     endpoint = f"http://127.0.0.1:{receiver.port}"
     service = None
     with pytest.MonkeyPatch.context() as environment:
         for name in [name for name in os.environ if name.startswith(("OTEL_", "DSA_INDEXER_"))]:
             environment.delenv(name)
-        environment.setenv(_ENDPOINT, endpoint)
         try:
             port = free_port()
             socket = folder / "d" / "i.sock"
@@ -75,7 +72,9 @@ def watched(folder: Path) -> Iterator[Watched]:
                 metrics_port=port,
                 gate_bound_seconds=SOON,
             )
-            yield _run(folder, receiver, service, port, steps)
+            # Not before: a process that others are forked from would keep it.
+            environment.setenv(_ENDPOINT, endpoint)
+            return _run(folder, receiver, service, port, steps)
         finally:
             if service is not None:
                 service.kill()

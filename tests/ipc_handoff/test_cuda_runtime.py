@@ -18,14 +18,14 @@ def here() -> Iterator[Process]:
         yield process
 
 
-def test_a_missing_package_is_named_with_the_extra_that_has_it(
-    monkeypatch: pytest.MonkeyPatch, here: Process
-) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(RegionUnavailable, match=r"\(fix: pip install 'dsa-indexer\[gpu\]'\)"):
-        CudaMemory.allocate(64, 0, "x")
-    assert cuda_runtime.device_count() == 0
-    assert cuda_runtime.device_of_uuid(here.machine.uuid(0)) is None
+def test_a_missing_package_is_named_with_the_extra_that_has_it(here: Process) -> None:
+    # Taken back before `here` takes back the module that this replaces.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cuda.bindings", None)
+        with pytest.raises(RegionUnavailable, match=r"\(fix: pip install 'dsa-indexer\[gpu\]'\)"):
+            CudaMemory.allocate(64, 0, "x")
+        assert cuda_runtime.device_count() == 0
+        assert cuda_runtime.device_of_uuid(here.machine.uuid(0)) is None
 
 
 def test_a_missing_driver_is_named(here: Process, monkeypatch: pytest.MonkeyPatch) -> None:
