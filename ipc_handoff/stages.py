@@ -14,6 +14,7 @@ class WorkerStage(IntEnum):
     REQUEST_RUNG = 1
     WAIT_ENDED = 2
     HANDED_BACK = 3
+    """On a GPU also the end of a wait without an answer: the layer is computed behind it."""
     ATTEND_BEGUN = 4
     ATTENDED = 5
 

@@ -9,8 +9,8 @@ from attention_worker.vllm_compat import index_k_in_fp4
 from indexer_service.kernels.limits import HEAD_DIM, HEADS, MAX_TOP_K
 from ipc_handoff.allocators import allocator_to_change
 
-_ATTENTION, _INDEXER = ".attn", ".indexer."
-"""How names of layers end that attend, and what those of indexers contain."""
+_INDEXER = ".indexer."
+"""What names of indexers contain."""
 
 
 def check_engine(vllm_config: Any) -> None:
@@ -67,10 +67,10 @@ def check_shared_layers(vllm_config: Any) -> None:
     """
     target_layers = vllm_config.model_config.hf_text_config.num_hidden_layers
     attention, indexers = set(), set()
-    for name in vllm_config.compilation_config.static_forward_context:
+    for name, layer in vllm_config.compilation_config.static_forward_context.items():
         if _INDEXER in name:
             indexers.add(layer_number(name))
-        elif name.endswith(_ATTENTION):
+        elif getattr(layer, "use_sparse", False):  # others take no indices
             attention.add(layer_number(name))
     stage = [layer for layer in attention if model_of(layer, target_layers) is Model.TARGET]
     if not stage or min(stage) in indexers:

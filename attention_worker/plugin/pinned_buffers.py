@@ -40,9 +40,11 @@ def guard_pinned_buffers(vllm_config: Any, device: torch.device, settings: Plugi
 def _with_an_event(synchronize: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(synchronize)
     def synchronized(runner: Any) -> Any:
-        steps = runner.vllm_config.max_concurrent_batches
-        # A version without the fault has made the event by itself.
-        if runner.prepare_inputs_event is None and steps > 1:
+        # A version without the fault, and async scheduling, have made the event by themselves.
+        if (
+            runner.prepare_inputs_event is None
+            and (steps := runner.vllm_config.max_concurrent_batches) > 1
+        ):
             # One that sleeps: the engine's other threads need the CPU.
             runner.prepare_inputs_event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             logger.warning(

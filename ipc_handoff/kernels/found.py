@@ -14,8 +14,12 @@ import triton.language as tl
 
 from ipc_handoff.device import tell
 
-ENTRIES = 64
-"""More than these between two looks of the host: the oldest ones are lost, and counted."""
+ENTRIES = 4096
+"""More than these between two looks of the host: the oldest ones are lost, and counted. More than
+programs that a GPU holds at a time: a batch whose requests are all wrong tells of each at once, and
+two programs must not write the same entry, of which the host would see a mixture, or the older one
+last and then wait for the newer one.
+"""
 
 
 class Contradiction(IntEnum):

@@ -172,11 +172,13 @@ def wait_kernel(
     tl.store(decision + IS_INLINE, tl.where(answered, 0, 1))
     if step != 0:
         stamp(block, ordinal * STAGES + WAIT_ENDED, ended)
-        if ROWS > 0:
-            stamp(block, ordinal * STAGES + HANDED_BACK, nanoseconds(PTX))
         if answered:
+            if ROWS > 0:
+                stamp(block, ordinal * STAGES + HANDED_BACK, nanoseconds(PTX))
             tl.store(state + LAYERS_ANSWERED, layers_answered + 1)
         else:
+            # There is nothing to hand back: that is over as well.
+            stamp(block, ordinal * STAGES + HANDED_BACK, ended)
             tl.store(state + LAYERS_INLINE, layers_inline + 1)
             tl.store(state + CURRENT, 0)
             # The next layer's inline kernels may look at it before that layer's staging ends.

@@ -9,8 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from indexer_service.kernels import device_inputs
+from indexer_service.kernels.indexer import rescue
 from ipc_handoff.device_layout import DEVICE_LINE, AnswersWord, SlotLine
 from ipc_handoff.generations import Generation
+from ipc_handoff.kernels import hand_back as hand_back_module
 from ipc_handoff.kernels.done import done
 from ipc_handoff.kernels.found import ENTRIES, Contradiction, Entry
 from ipc_handoff.kernels.gate import gate
@@ -155,12 +158,23 @@ def many_overwritten() -> None:
     both, out = _answered(5)
     wait(both.worker, ordinal=0, bound=0)
     _word(both, both.answers, SlotLine.LAYER).fill_(0)
-    times = -(-ENTRIES // 5) + 1
-    for _ in range(times):
-        hand_back(both.worker, out, ordinal=0)
-    told = list(both.worker.found.new())
-    assert len(told) + both.worker.found.lost == 5 * times
+    found = both.worker.found
+    found.count.fill_(ENTRIES)  # All places are taken,
+    found.entries[:, 0] = torch.arange(1, ENTRIES + 1)
+    hand_back(both.worker, out, ordinal=0)  # and some once more.
+    told = list(found.new())
+    assert found.lost == 5
     assert len(told) == ENTRIES and [entry.row for entry in told[-5:]] == [0, 1, 2, 3, 4]
+
+
+def an_entry_for_each_program() -> None:
+    """Of a GPU that is full of programs which tell, no two write the same entry."""
+    fewest = min(device_inputs._WARPS, hand_back_module._WARPS, rescue._WARPS)
+    assert _PROCESSORS * _WARPS_A_PROCESSOR // fewest <= ENTRIES
+
+
+_PROCESSORS, _WARPS_A_PROCESSOR = 160, 64
+"""The most that a GPU has (148 on SM100, 132 on SM90)."""
 
 
 def shared_indices(leaks: bool) -> None:
@@ -208,6 +222,7 @@ _CASES: dict[str, Callable[[], None]] = {
     "a stale answer that would be handed back": partial(stale_answer, True, _BEGUN),
     "an overwritten answer": overwritten_answer,
     "many overwritten answers": many_overwritten,
+    "an entry for each program": an_entry_for_each_program,
     "shared indices": partial(shared_indices, False),
     "shared indices of another step": partial(shared_indices, True),
 }  # fmt: skip

@@ -24,7 +24,7 @@ from ipc_handoff.kernels.wait import wait
 from ipc_handoff.kernels.words import Decision, Gate, GateEnd, Live, Told, WaitEnd, WorkerState
 from ipc_handoff.kernels.worker_memory import WorkerMemory
 from ipc_handoff.layout import HandoffGeometry
-from ipc_handoff.stages import SERVICE_STAGES, WORKER_STAGES
+from ipc_handoff.stages import SERVICE_STAGES, WORKER_STAGES, WorkerStage
 from tests.gates import watch
 from tests.gates.kernels import Run
 
@@ -212,8 +212,13 @@ def begun(step: int) -> Both:
 
 def end_of_wait(both: Both, together: bool = False) -> list[int]:
     out = torch.full((1 if together else 5, GEOMETRY.top_k), POISON, dtype=torch.int32)
+    both.worker.stamps.fill_(POISON)
     receive(both, out, 0, together)
     assert (out == POISON).all()
+    # No time passes here: what is stamped is 0. No stage that has begun is left without an end.
+    assert (both.worker.stamps == 0).nonzero()[:, 1].tolist() == [
+        1 + stage for stage in (WorkerStage.WAIT_ENDED, WorkerStage.HANDED_BACK)
+    ]
     return decided(both)
 
 

@@ -27,13 +27,18 @@ def test_an_engine_that_is_not_served_does_not_start(builder: type) -> None:
         builder(None, NAMES, config(decode_context_parallel_size=2), CPU)
 
 
-def stage(attention: list[int], indexers: list[int]) -> SimpleNamespace:
-    """A worker with these layers, some of which select."""
+def stage(
+    attention: list[int], indexers: list[int], *, dense: list[int] | None = None
+) -> SimpleNamespace:
+    """A worker with these layers of sparse attention, some of which select, and dense ones."""
     made_up = config(model={"num_hidden_layers": 8})
     layer = SimpleNamespace(kv_cache=torch.zeros(4, 64, 132, dtype=torch.uint8))
+    sparse, plain = SimpleNamespace(use_sparse=True), SimpleNamespace(use_sparse=False)
     at = "model.layers.{}.self_attn"
     made_up.compilation_config.static_forward_context = {
-        **{f"{at.format(each)}.attn": layer for each in attention},
+        "vision.blocks.0.attn": SimpleNamespace(),
+        **{f"{at.format(each)}.attn": plain for each in dense or []},
+        **{f"{at.format(each)}.attn": sparse for each in attention},
         **{f"{at.format(each)}.indexer.k_cache": layer for each in indexers},
     }
     return made_up
@@ -48,6 +53,7 @@ def test_a_stage_does_not_begin_with_a_layer_whose_indices_are_elsewhere(builder
         builder(None, [], stage([6, 7, 8], [8]), CPU)  # The last one is a draft's.
     builder(None, [], stage([3, 4, 5], [3, 5]), CPU)
     builder(None, [], stage([8], [8]), CPU)
+    builder(None, [], stage([2, 3], [2], dense=[0, 1]), CPU)
 
 
 def gpu_engine(*, sleep_mode: bool = False) -> SimpleNamespace:
