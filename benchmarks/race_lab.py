@@ -18,7 +18,7 @@ import typer
 from race_documents import race_lab
 from results_file import RESULTS, processor, write
 
-from dsa_indexer_cli.racelab.mps import is_served, run_under_mps
+from dsa_indexer_cli.mps import is_served, run_under_mps
 from dsa_indexer_cli.racelab.run import run_lab
 
 PACKAGES = ("dsa-indexer", "torch", "triton", "grpcio", "protobuf")

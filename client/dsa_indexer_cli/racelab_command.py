@@ -11,8 +11,8 @@ import typer
 from rich.status import Status
 from rich.table import Table
 
+from dsa_indexer_cli.mps import is_served, run_under_mps
 from dsa_indexer_cli.output import JsonOption, console, errors, fail, print_json
-from dsa_indexer_cli.racelab.mps import is_served, run_under_mps
 from dsa_indexer_cli.racelab.provocation import Progress
 from dsa_indexer_cli.racelab.result import LabResult
 
@@ -51,7 +51,7 @@ def racelab(
     if device == "cuda" and trace_file is not None:
         fail("trace_file: not with --device cuda (fix: leave one of them out)", 2)
     logging.basicConfig(level=logging.CRITICAL)
-    if device == "cuda" and trace_file is None and not is_served():
+    if device == "cuda" and not is_served():
         options = {
             "--device": device,
             "--provocations": provocations,
