@@ -51,17 +51,16 @@ def _broke(case: ElementTree.Element) -> bool:
 def run(file: str) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
+        report, log = Path(folder) / "report.xml", Path(folder) / "log"
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", f"--junitxml={report}", file]
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=FILE_SECONDS
-            )
-            found, said = outcome(report), done.stdout
+            with log.open("w") as said:
+                subprocess.run(command, cwd=ROOT, stdout=said, stderr=said, timeout=FILE_SECONDS)
+            found = outcome(report)
         except (subprocess.TimeoutExpired, OSError, ElementTree.ParseError) as error:
-            found, said = {"passed": 0, "failed": [str(error)], "skipped": 0}, ""
-    if found["failed"]:
-        print(said[-_TOLD:])
+            found = {"passed": 0, "failed": [str(error)], "skipped": 0}
+        if found["failed"]:  # also where pytest itself has crashed, or hangs
+            print(log.read_text()[-_TOLD:])
     return {**found, "seconds": round(time.monotonic() - began)}
 
 

@@ -88,3 +88,17 @@ def test_the_outcome_of_a_test_file(
         "skipped because": ["needs two GPUs"],
     }
     assert "tests/load/test_load_gpu.py" in gpu_tests.files_with_gpu_tests()
+
+
+def test_a_test_file_that_crashes_is_told_of(
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
+    file = tmp_path / "test_crash.py"
+    file.write_text("import os\nos.abort()\n")
+    found = importlib.import_module("gpu_tests").run(str(file))
+    assert found["passed"] == 0 and found["failed"]
+    assert "Fatal Python error" in capsys.readouterr().out
