@@ -1,12 +1,15 @@
 """MPS daemons: where one is looked for, and one of a program's own where there is none."""
 
 import os
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from dsa_indexer_cli.ending import when_asked_to_end
 
 CONTROL = "nvidia-cuda-mps-control"
 _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
@@ -57,7 +60,8 @@ def mps_daemon(folder: Path) -> Iterator[dict[str, str]]:
 def run_under_mps(command: Sequence[str]) -> int:
     """A command in a process under a daemon of its own; its exit status.
 
-    In a process, since a daemon must not end before those that have a context under it.
+    In a process, since a daemon must not end before those that have a context under it. Who is
+    asked to end waits for it, too: Ctrl-C the terminal tells both, all else is passed on.
 
     Raises:
         RuntimeError: no daemon can be started.
@@ -66,7 +70,16 @@ def run_under_mps(command: Sequence[str]) -> int:
         tempfile.TemporaryDirectory(prefix="dsa-indexer-mps-") as folder,
         mps_daemon(Path(folder) / "mps") as variables,
     ):
-        return subprocess.run(command, env={**os.environ, **variables}).returncode
+        started: list[subprocess.Popen[bytes]] = []
+
+        def pass_on(number: int, _: object) -> None:
+            for process in started:
+                if number != signal.SIGINT:
+                    process.terminate()
+
+        with when_asked_to_end(pass_on):
+            started.append(subprocess.Popen(command, env={**os.environ, **variables}))
+            return started[0].wait()
 
 
 def _start(log: Path, environment: dict[str, str]) -> None:

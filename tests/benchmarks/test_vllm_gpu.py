@@ -261,7 +261,8 @@ def test_what_is_not_known_is_not_left_out_in_silence(
 def test_each_phase_has_its_own_minutes(
     program: Program, load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    comparison, deadlines = program("vllm_gpu"), []
+    comparison = program("vllm_gpu")
+    deadlines: list[float] = []
 
     def run(bench: Any, wanted: object, found: object) -> None:
         deadlines.append(bench._deadline)

@@ -4,9 +4,10 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from dsa_indexer_cli.racelab.provocation import Provocation, Seen, provoke
 from ipc_handoff.detectors import Detector
 from ipc_handoff.findings import Finding, FindingKind
 from tests.support.cases import check
+from tests.support.waiting import eventually
 
 
 def _finding(step: int, kind: FindingKind = FindingKind.TORN_INPUT) -> Finding:
@@ -158,6 +160,40 @@ def test_a_daemon_that_keeps_its_output_open_is_not_waited_for(
         assert mps.run_under_mps(["false"]) == 1
     finally:
         os.kill(int(number.read_text()), signal.SIGKILL)
+
+
+def test_ctrl_c_leaves_the_lab_time_to_end_its_service(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The terminal tells both processes; the one that started the daemon waits for the other."""
+    _control(tmp_path, 'touch "$CUDA_MPS_PIPE_DIRECTORY/control"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    lab = tmp_path / "lab.py"
+    lab.write_text(LAB)
+    program = f"import sys; from dsa_indexer_cli.mps import run_under_mps as run; {RUN}"
+    command = [sys.executable, "-c", program, str(lab), str(tmp_path)]
+    started = subprocess.Popen(command, start_new_session=True)
+    try:
+        assert eventually((tmp_path / "began").exists)
+        os.killpg(started.pid, signal.SIGINT)
+        assert started.wait(30) == 7
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+
+
+LAB = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+try:
+    (folder / "began").touch()
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(1)  # longer than subprocess.run would wait
+    sys.exit(7)
+"""
+RUN = "sys.exit(run([sys.executable, *sys.argv[1:]]))"
 
 
 def test_the_command_goes_on_under_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
