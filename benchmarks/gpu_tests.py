@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import torch
 import typer
 from documents import ROOT
-from results_file import RESULTS, by_name, write
+from results_file import RESULTS, by_name, card, write
 
 PACKAGES = ("dsa-indexer", "torch", "triton", "cuda-bindings", "vllm", "deep-gemm")
 FILE_SECONDS = 3600
@@ -70,16 +70,16 @@ def main(
 ) -> None:
     if not torch.cuda.is_available():
         raise typer.BadParameter("no GPU is here")
-    card = torch.cuda.get_device_name().removeprefix("NVIDIA ").lower().replace(" ", "-")
-    device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    name = torch.cuda.get_device_name()
+    device = f"{torch.cuda.device_count()} x {name}"
     path, passed = None, True
     for file in files or files_with_gpu_tests():
         found = run(file)
         passed = passed and not found["failed"]
         print(file, found, flush=True)
         path = write(
-            card, device, {file: found}, packages=PACKAGES, suffix="-gpu_tests", folder=results,
-            combine=by_name,
+            card(name), device, {file: found}, packages=PACKAGES, suffix="-gpu_tests",
+            folder=results, combine=by_name,
         )  # fmt: skip
     print(f"written: {path}")
     raise typer.Exit(0 if passed else 1)

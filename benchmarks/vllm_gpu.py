@@ -5,16 +5,15 @@
 
 Every engine is a process of its own; those of a phase start side by side, and are asked in turns.
 An engine that fails is told of, and the others go on; when a phase's minutes are over, what is
-there is kept, and the next one begins. vLLM does not repeat its own tokens: with it log-probabilities, selections and attention
-are compared within tolerances; this project's engines are compared bit for bit. Exit status: 0 if
-everything compared as it must. `--rehearse` does the same on a CPU with a tiny model, where vLLM
-is one for CPUs.
+there is kept, and the next one begins. vLLM does not repeat its own tokens: with it
+log-probabilities, selections and attention are compared within tolerances; this project's engines
+are compared bit for bit. Exit status: 0 if everything compared as it must. `--rehearse` does the
+same on a CPU with a tiny model, where vLLM is one for CPUs.
 """
 
 import shutil
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from results_file import RESULTS, write
+from results_file import RESULTS, card, write
 from vllm_gpu_aims import aims, as_records
 from vllm_gpu_bench import Bench
 from vllm_gpu_cases import ONE_GPU, REHEARSED, STARTED, TIMED, TWO_GPUS, Case
@@ -86,11 +85,10 @@ def _write(
     found: dict[str, Found], said: list[str], phase: Sequence[str] | None, results: Path
 ) -> None:
     name = torch.cuda.get_device_name(0)
-    card = name.removeprefix("NVIDIA ").lower().replace(" ", "-")
     suffix = "-vllm" + "".join(f"-{each}" for each in phase or ())
     kept = {of: {each: _short(told) for each, told in all_.items()} for of, all_ in found.items()}
     told = {"phases": kept, "aims": as_records(aims(found)), "complaints": said}
-    path = write(card, name, told, packages=PACKAGES, suffix=suffix, folder=results)
+    path = write(card(name), name, told, packages=PACKAGES, suffix=suffix, folder=results)
     print(f"written: {path}")
 
 

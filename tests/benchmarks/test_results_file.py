@@ -66,6 +66,18 @@ def test_the_commit_says_whether_code_was_changed(
     assert program.commit() == ""
 
 
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
+        ("Fake GPU", "fake-gpu"),
+    ],
+)
+def test_a_file_begins_with_its_card(program: ModuleType, device: str, name: str) -> None:
+    assert program.card(device) == name
+
+
 REPORT = """<testsuites><testsuite>
 <testcase name="good"/>
 <testcase name="bad"><failure message="no">trace</failure></testcase>
