@@ -21,7 +21,7 @@ from results_file import RESULTS, by_name, card, write
 PACKAGES = ("dsa-indexer", "torch", "triton", "cuda-bindings", "vllm", "deep-gemm")
 FILE_SECONDS = 3600
 _MARK = "mark.gpu"
-_TOLD = 2000
+_TOLD = 10_000
 
 
 def files_with_gpu_tests() -> list[str]:
