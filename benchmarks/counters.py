@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from results_file import by_key, write
+from results_file import by_key, card, write
 
 Workloads = Mapping[str, Callable[[], Callable[[], object]]]
 """By name: makes the inputs and returns the call that is measured."""
@@ -123,7 +123,7 @@ def main(program: str, name: str, workloads: Workloads) -> None:
     device = torch.cuda.get_device_name()
     where = {"folder": given.out} if given.out else {}
     path = write(
-        device.split()[-1].lower(), device, {"launches": launches}, packages=PACKAGES,
+        card(device), device, {"launches": launches}, packages=PACKAGES,
         suffix=f"-{name}", combine=by_key("launches", "workload"), **where,
     )  # fmt: skip
     for launch in launches:

@@ -27,7 +27,7 @@ import typer
 from handoff_gpu import PACKAGES, mps, service
 from handoff_workload import GEOMETRY, PAGE, Decode, Work
 from race_documents import detectors_gpu as put_detectors
-from results_file import RESULTS, write
+from results_file import RESULTS, card, write
 from rich.console import Console
 from rich.table import Table
 
@@ -205,8 +205,7 @@ def main(
         found = measure(dict.fromkeys(ways), Path(folder), environment, seconds)
     show(found)
     name = torch.cuda.get_device_name(0)
-    card = name.removeprefix("NVIDIA ").lower().replace(" ", "-")
-    path = write(card, name, found, packages=PACKAGES, suffix="-detectors", folder=results)
+    path = write(card(name), name, found, packages=PACKAGES, suffix="-detectors", folder=results)
     print(f"written: {path}")
     if not found["shapes"]:
         raise typer.Exit(1)

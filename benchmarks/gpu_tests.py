@@ -16,12 +16,12 @@ from xml.etree import ElementTree
 import torch
 import typer
 from documents import ROOT
-from results_file import RESULTS, by_name, write
+from results_file import RESULTS, by_name, card, write
 
 PACKAGES = ("dsa-indexer", "torch", "triton", "cuda-bindings", "vllm", "deep-gemm")
 FILE_SECONDS = 3600
 _MARK = "mark.gpu"
-_TOLD = 2000
+_TOLD = 10_000
 
 
 def files_with_gpu_tests() -> list[str]:
@@ -51,17 +51,16 @@ def _broke(case: ElementTree.Element) -> bool:
 def run(file: str) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
+        report, log = Path(folder) / "report.xml", Path(folder) / "log"
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", f"--junitxml={report}", file]
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=FILE_SECONDS
-            )
-            found, said = outcome(report), done.stdout
+            with log.open("w") as said:
+                subprocess.run(command, cwd=ROOT, stdout=said, stderr=said, timeout=FILE_SECONDS)
+            found = outcome(report)
         except (subprocess.TimeoutExpired, OSError, ElementTree.ParseError) as error:
-            found, said = {"passed": 0, "failed": [str(error)], "skipped": 0}, ""
-    if found["failed"]:
-        print(said[-_TOLD:])
+            found = {"passed": 0, "failed": [str(error)], "skipped": 0}
+        if found["failed"]:  # also where pytest itself has crashed, or hangs
+            print(log.read_text()[-_TOLD:])
     return {**found, "seconds": round(time.monotonic() - began)}
 
 
@@ -71,16 +70,16 @@ def main(
 ) -> None:
     if not torch.cuda.is_available():
         raise typer.BadParameter("no GPU is here")
-    card = torch.cuda.get_device_name().removeprefix("NVIDIA ").lower().replace(" ", "-")
-    device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    name = torch.cuda.get_device_name()
+    device = f"{torch.cuda.device_count()} x {name}"
     path, passed = None, True
     for file in files or files_with_gpu_tests():
         found = run(file)
         passed = passed and not found["failed"]
         print(file, found, flush=True)
         path = write(
-            card, device, {file: found}, packages=PACKAGES, suffix="-gpu_tests", folder=results,
-            combine=by_name,
+            card(name), device, {file: found}, packages=PACKAGES, suffix="-gpu_tests",
+            folder=results, combine=by_name,
         )  # fmt: skip
     print(f"written: {path}")
     raise typer.Exit(0 if passed else 1)

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from handoff_documents import document as write_document
-from results_file import RESULTS, by_name, write
+from results_file import RESULTS, by_name, card, write
 
 from dsa_indexer_cli.mps import mps_daemon
 from indexer_client import ClientSettings, IndexerError
@@ -148,9 +148,8 @@ def main(
         raise typer.BadParameter(f"{min(unknown)} (fix: one of {', '.join(PLACEMENTS)})")
     found = measure(placement or PLACEMENTS, shape or (), beside)
     name = torch.cuda.get_device_name(0)
-    card = name.removeprefix("NVIDIA ").lower().replace(" ", "-")
     path = write(
-        card, name, found, packages=PACKAGES, suffix="-handoff", folder=results,
+        card(name), name, found, packages=PACKAGES, suffix="-handoff", folder=results,
         combine=by_name,
     )  # fmt: skip
     print(f"written: {path}")

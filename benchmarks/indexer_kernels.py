@@ -28,7 +28,7 @@ from indexer_inputs import DEVICE, Pool, form
 from indexer_prefill import gather_of, insert_of, scores_of, select_of, topk_of
 from indexer_rows import FORMS, DeadGPU, free, in_short, medians, stop_if_dead
 from indexer_tables import section, together
-from results_file import RESULTS, processor, write
+from results_file import RESULTS, card, processor, write
 from timing import copy_rate
 
 from indexer_service.kernels.geometry import Geometry
@@ -237,10 +237,10 @@ def main() -> int:
     plan, impl = QUICK if chosen.quick else plan, chosen.impl or impl
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else processor()
     results = measure(plan, impl, set(filter(None, chosen.only.split(","))))
-    card = "dry" if chosen.dry else device.replace("NVIDIA ", "").replace(" ", "-").lower()
+    name = "dry" if chosen.dry else card(device)
     # A file a part: `--document` takes several.
     suffix = "-".join(filter(None, ["", MARK, "quick" * chosen.quick, *chosen.only.split(",")]))
-    path = write(card, device, results, packages=PACKAGES, suffix=suffix, folder=chosen.results)
+    path = write(name, device, results, packages=PACKAGES, suffix=suffix, folder=chosen.results)
     print("written:", path)
     wrong = failures(results)
     print("\n".join(["WRONG:", *wrong]) if wrong else "all of ours right")

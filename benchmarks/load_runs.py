@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 from load_documents import document as write_document
-from results_file import RESULTS, processor, write
+from results_file import RESULTS, card, processor, write
 
 from dsa_indexer_cli.load.result import LoadResult
 from dsa_indexer_cli.load.run import Progress, run_sessions
@@ -69,8 +69,7 @@ def run(workload: str, placement: str, changes: list[str], folder: Path) -> bool
     gpu, found = result.service.gpu, record_of(result)
     name, suffix = f"cpu-load_{wanted.name}", ""
     if gpu:
-        name = gpu.removeprefix("NVIDIA ").lower().replace(" ", "-")
-        suffix = f"-load_{wanted.name}-{result.service.placement}"
+        name, suffix = card(gpu), f"-load_{wanted.name}-{result.service.placement}"
     path = write(name, gpu or processor(), found, packages=PACKAGES, suffix=suffix, folder=folder)
     for verdict in result.verdicts:
         print("ok  " if verdict.ok else "FAIL", verdict.name, verdict.detail)

@@ -16,9 +16,9 @@ from typing import Annotated
 import torch
 import typer
 from race_documents import race_lab
-from results_file import RESULTS, processor, write
+from results_file import RESULTS, card, processor, write
 
-from dsa_indexer_cli.racelab.mps import is_served, run_under_mps
+from dsa_indexer_cli.mps import is_served, run_under_mps
 from dsa_indexer_cli.racelab.run import run_lab
 
 PACKAGES = ("dsa-indexer", "torch", "triton", "grpcio", "protobuf")
@@ -43,7 +43,7 @@ def main(
         raise typer.Exit(run_under_mps([sys.executable, *sys.argv]))
     else:
         name = torch.cuda.get_device_name(0)
-        file = name.removeprefix("NVIDIA ").lower().replace(" ", "-")
+        file = card(name)
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "service.log"
             cuda_run = import_module("dsa_indexer_cli.racelab.cuda_run")  # Triton

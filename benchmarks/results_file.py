@@ -30,6 +30,11 @@ def processor() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
+def card(device: str) -> str:
+    """A GPU's name as names of results files begin with: "h200" of "NVIDIA H200"."""
+    return device.removeprefix("NVIDIA ").lower().replace(" ", "-")
+
+
 def installed(package: str) -> str:
     """Its version, or "not installed"."""
     try:

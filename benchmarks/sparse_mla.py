@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from documents import PERFORMANCE, markdown_table, origin, put, read
-from results_file import RESULTS, by_key, write
+from results_file import RESULTS, by_key, card, write
 from sparse_mla_peers import BF16, FP8, Call
 from sparse_mla_variants import QUESTIONS, Question, prepared
 from timing import captured, copy_rate, in_turns
@@ -211,12 +211,11 @@ def main() -> None:
         sys.exit("a CUDA device is needed")
     torch.manual_seed(0)
     name = torch.cuda.get_device_name()
-    card = name.replace("NVIDIA ", "").replace(" ", "-").lower()
     packages = ("torch", "triton", "vllm")
     if chosen.variants:
         suffix = "-sparse_mla_variants"
         path = write(
-            card, name, variants(), packages=packages, suffix=suffix, folder=chosen.results
+            card(name), name, variants(), packages=packages, suffix=suffix, folder=chosen.results
         )
         print("written:", path)
         return
@@ -234,7 +233,7 @@ def main() -> None:
     print(table(rows))
     results = {"copy B/s": rate, "rows": rows}
     path = write(
-        card, name, results, packages=packages, suffix="-sparse_mla", folder=chosen.results,
+        card(name), name, results, packages=packages, suffix="-sparse_mla", folder=chosen.results,
         combine=by_key("rows", "form", "heads", "tokens"),
     )  # fmt: skip
     print("written:", path)

@@ -23,12 +23,13 @@ class Bench:
         size: a name of `SIZES`.
         device: what services are started on: cpu or cuda.
         folder: for logs, sockets and samples.
-        deadline: of `time.monotonic`: from then on nothing is started or asked.
+        seconds: from now, as of `give`.
     """
 
-    def __init__(self, size: str, device: str, folder: Path, deadline: float) -> None:
+    def __init__(self, size: str, device: str, folder: Path, seconds: float) -> None:
         self.size, self._device, self.folder = SIZES[size], device, folder
-        self._name, self._deadline = size, deadline
+        self._name = size
+        self.give(seconds)
         self._plain = {**os.environ, "DSA_INDEXER_ALLOW_UNTESTED": "1"}
         self._client = dict(self._plain)
         self._services: dict[tuple[Any, ...], list[Service]] = {}
@@ -78,6 +79,10 @@ class Bench:
         for service in self._services[key]:
             service.wait_serving()
         return self._services[key]
+
+    def give(self, seconds: float) -> None:
+        """After so long from now nothing is started or asked."""
+        self._deadline = time.monotonic() + seconds
 
     def at_most(self, seconds: float) -> float:
         """So long, or until the deadline.

@@ -66,7 +66,12 @@ def kills(bench: Bench, cases: Mapping[str, Case], found: Found) -> None:
 
     Args:
         cases: two: inline, and the one with the service.
+
+    Raises:
+        ValueError: they are not two.
     """
+    if len(cases) != 2:
+        raise ValueError(f"case: {', '.join(cases)} alone (fix: inline and remote, or none named)")
     (inline, _), (remote, case) = cases.items()
     with bench.engines(cases, found) as engines:
         if inline in engines:

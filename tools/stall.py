@@ -32,6 +32,8 @@ def main() -> int:
     parser.add_argument("--thread", action="store_true", help="one thread of pytest's process")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args()
+    if not asked.command:
+        parser.error("command: none is given (fix: python -m pytest tests/e2e, for example)")
     chance = random.Random(asked.seed)
     bounds = (asked.every, asked.least, asked.most)
     if asked.thread:
@@ -63,9 +65,11 @@ def _stand_still(pid: int, chance: random.Random, seconds: float) -> None:
         if chance.random() < 0.5:
             victims = [chance.choice(victims)]
         stopped = [process for process in victims if _signal(process, signal.SIGSTOP)]
-        time.sleep(seconds)
-        for process in stopped:
-            _signal(process, signal.SIGCONT)
+        try:
+            time.sleep(seconds)
+        finally:  # after Ctrl-C, too: nobody else would wake them
+            for process in stopped:
+                _signal(process, signal.SIGCONT)
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> bool:

@@ -10,6 +10,7 @@ from rich.status import Status
 from rich.table import Table
 
 from dsa_indexer_cli.demo.result import DemoResult
+from dsa_indexer_cli.ending import any_end_as_by_ctrl_c
 from dsa_indexer_cli.output import JsonOption, console, errors, fail, print_json
 
 
@@ -31,7 +32,7 @@ def demo(
 
     logging.basicConfig(level=logging.ERROR)
     trace_file = trace_file.resolve()
-    with Status("", console=errors) as status:
+    with any_end_as_by_ctrl_c(), Status("", console=errors) as status:
         try:
             result = run_demo(trace_file, steps, status.update)
         except (IndexerError, RuntimeError) as error:

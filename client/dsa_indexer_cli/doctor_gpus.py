@@ -12,6 +12,7 @@ import torch
 from dsa_indexer_cli.children import Child, ChildFailed
 from dsa_indexer_cli.doctor_finding import Finding
 from dsa_indexer_cli.gpu_facts import Gpu, GpuFacts
+from dsa_indexer_cli.mps import CONTROL, is_served, mps_pipe
 from ipc_handoff.allocators import allocator_to_change
 from ipc_handoff.cuda_runtime import launches_block
 
@@ -28,7 +29,6 @@ PACKAGES = {"cuda-bindings": "cuda.bindings", "triton": "triton"}
 """By name, and a module of each."""
 
 INSTALL = "pip install 'dsa-indexer[gpu]'"
-_DEFAULT_PIPES = "/tmp/nvidia-mps"
 _ROOT = 0
 
 
@@ -70,7 +70,7 @@ def look() -> GpuFacts:
 
 
 def _who_holds_mps() -> str:
-    if os.path.exists(mps_pipe()):  # False also where it may not be looked at.
+    if is_served():
         return f"(fix: {another_mps()})"
     return "(fix: nvidia-smi must answer; see dmesg for Xid errors)"
 
@@ -141,10 +141,6 @@ def peers_finding(facts: GpuFacts) -> Finding:
     )
 
 
-def mps_pipe() -> Path:
-    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _DEFAULT_PIPES)) / "control"
-
-
 def mps_finding(gpu: Gpu) -> Finding:
     """Whether a daemon serves a GPU, and if not, whose control pipe is in the way."""
     pipe = mps_pipe()
@@ -178,14 +174,13 @@ def mps_finding(gpu: Gpu) -> Finding:
 
 def start_mps(*, own_folder: bool) -> str:
     """The command that starts a daemon. own_folder: not where another one's pipes are."""
-    control = "nvidia-cuda-mps-control"
-    missing = "" if shutil.which(control) else f"install {control} (it comes with the driver); "
+    missing = "" if shutil.which(CONTROL) else f"install {CONTROL} (it comes with the driver); "
     same = "before engine and service start, in the same CUDA_MPS_PIPE_DIRECTORY"
     if own_folder:
         folder = f"/tmp/mps-{os.getuid()}"
         setting = f"CUDA_MPS_PIPE_DIRECTORY={folder} CUDA_MPS_LOG_DIRECTORY={folder}"
-        return f"{missing}mkdir -p {folder} && export {setting} && {control} -d, {same}"
-    return f"{missing}{control} -d, {same}"
+        return f"{missing}mkdir -p {folder} && export {setting} && {CONTROL} -d, {same}"
+    return f"{missing}{CONTROL} -d, {same}"
 
 
 def package_finding(package: str) -> Finding:

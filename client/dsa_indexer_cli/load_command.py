@@ -1,7 +1,6 @@
 """`dsa-indexer load`: load and soak tests of a service, without an engine."""
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from dsa_indexer_cli.ending import when_asked_to_end
 from dsa_indexer_cli.output import JsonOption, fail, print_json
 from dsa_indexer_cli.status import AddressOption, client_settings
 
@@ -95,13 +95,8 @@ def _asked_to_end() -> Iterator[threading.Event]:
     shown all the same, and a service of the test's own does not stay behind.
     """
     stop = threading.Event()
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in signals}
-    try:
+    with when_asked_to_end(lambda *_: stop.set()):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _write(path: Path, text: str, mode: str = "w") -> None:

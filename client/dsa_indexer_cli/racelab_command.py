@@ -11,8 +11,9 @@ import typer
 from rich.status import Status
 from rich.table import Table
 
+from dsa_indexer_cli.ending import any_end_as_by_ctrl_c
+from dsa_indexer_cli.mps import is_served, run_under_mps
 from dsa_indexer_cli.output import JsonOption, console, errors, fail, print_json
-from dsa_indexer_cli.racelab.mps import is_served, run_under_mps
 from dsa_indexer_cli.racelab.provocation import Progress
 from dsa_indexer_cli.racelab.result import LabResult
 
@@ -51,7 +52,7 @@ def racelab(
     if device == "cuda" and trace_file is not None:
         fail("trace_file: not with --device cuda (fix: leave one of them out)", 2)
     logging.basicConfig(level=logging.CRITICAL)
-    if device == "cuda" and trace_file is None and not is_served():
+    if device == "cuda" and not is_served():
         options = {
             "--device": device,
             "--provocations": provocations,
@@ -65,7 +66,7 @@ def racelab(
         except RuntimeError as error:
             fail(str(error))
         raise typer.Exit(ended)
-    with Status("", console=errors) as status:
+    with any_end_as_by_ctrl_c(), Status("", console=errors) as status:
         try:
             result = _run(device, provocations, clean_steps, trace_file, seconds, status.update)
         except (IndexerError, RuntimeError) as error:

@@ -66,6 +66,18 @@ def test_the_commit_says_whether_code_was_changed(
     assert program.commit() == ""
 
 
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
+        ("Fake GPU", "fake-gpu"),
+    ],
+)
+def test_a_file_begins_with_its_card(program: ModuleType, device: str, name: str) -> None:
+    assert program.card(device) == name
+
+
 REPORT = """<testsuites><testsuite>
 <testcase name="good"/>
 <testcase name="bad"><failure message="no">trace</failure></testcase>
@@ -88,3 +100,17 @@ def test_the_outcome_of_a_test_file(
         "skipped because": ["needs two GPUs"],
     }
     assert "tests/load/test_load_gpu.py" in gpu_tests.files_with_gpu_tests()
+
+
+def test_a_test_file_that_crashes_is_told_of(
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
+    file = tmp_path / "test_crash.py"
+    file.write_text("import os\nos.abort()\n")
+    found = importlib.import_module("gpu_tests").run(str(file))
+    assert found["passed"] == 0 and found["failed"]
+    assert "Fatal Python error" in capsys.readouterr().out

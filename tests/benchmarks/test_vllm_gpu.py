@@ -1,6 +1,5 @@
 """What the comparison of vLLM's backends complains about; it runs on a GPU elsewhere."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
 from tests.benchmarks.conftest import Program
 
@@ -206,7 +206,7 @@ def bench(
     monkeypatch.setattr(processes.subprocess, "Popen", start)
     (tmp_path / "run").mkdir()
     module = load("bench")
-    with module.Bench("rehearsal", "cpu", tmp_path / "run", time.monotonic() + 30) as made:
+    with module.Bench("rehearsal", "cpu", tmp_path / "run", 30) as made:
         yield made
 
 
@@ -238,7 +238,46 @@ def test_when_the_time_is_over_what_is_there_is_kept(
     found: dict[str, Any] = {}
     cases = {"a": load("cases").Case("CUSTOM", {"BACKEND": "works"})}
     with bench.engines(cases, found) as engines:
-        bench._deadline = time.monotonic()
+        bench.give(0)
         with load("bench").noted(found, "a"):
             bench.ask(engines["a"], "decode")
     assert found["a"] == {"start_seconds": 0.1, "blocks": 3, "failed": "no time was left"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"phase": ["answer"]}, r"phase: answer \(fix: one of answers; "),
+        ({"case": ["remot"]}, r"case: remot \(fix: one of inline; remote\)"),
+    ],
+)
+def test_what_is_not_known_is_not_left_out_in_silence(
+    program: Program, given: dict[str, list[str]], said: str
+) -> None:
+    with pytest.raises(typer.BadParameter, match=said):
+        program("vllm_gpu").main(**given, rehearse=True)
+
+
+def test_each_phase_has_its_own_minutes(
+    program: Program, load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = program("vllm_gpu")
+    deadlines: list[float] = []
+
+    def run(bench: Any, wanted: object, found: object) -> None:
+        deadlines.append(bench._deadline)
+
+    cases = {"inline": load("cases").Case(None)}
+    phases = dict.fromkeys(("first", "second"), (run, lambda *_: [], cases))
+    monkeypatch.setattr(comparison, "PHASES_ON_A_CPU", phases)
+    with pytest.raises(SystemExit) as ended:
+        comparison.main(rehearse=True, minutes=8.0)
+    assert not ended.value.code
+    first, second = deadlines
+    assert first < second
+
+
+def test_a_kill_needs_both_engines(load: Callable[[str], ModuleType], bench: Any) -> None:
+    cases = {"remote": load("cases").REHEARSED["remote"]}
+    with pytest.raises(ValueError, match=r"case: remote alone \(fix: "):
+        load("phases").kills(bench, cases, {})

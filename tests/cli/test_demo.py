@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,3 +187,24 @@ def test_a_result_without_checks_is_not_ok(tmp_path: Path) -> None:
     assert result.ok
     result.check("two", False, "")
     assert not result.ok
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_whoever_ends_the_demo_ends_its_service(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is in a session of its own, which the terminal's end does not reach."""
+    ended = []
+
+    def asked_to_end(*_: object) -> DemoResult:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(30)
+        finally:
+            ended.append(number)
+        raise AssertionError("goes on")
+
+    monkeypatch.setattr("dsa_indexer_cli.demo.run.run_demo", asked_to_end)
+    done = CliRunner().invoke(app, ["demo", "--trace-file", str(tmp_path / "t.jsonl")])
+    assert done.exit_code and ended == [number]
+    assert not isinstance(done.exception, AssertionError)

@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ from typer.testing import CliRunner
 
 pytest.importorskip("triton", reason="Triton exists on Linux only")
 
-from dsa_indexer_cli import racelab_command
+from dsa_indexer_cli import mps, racelab_command
 from dsa_indexer_cli.main import app
-from dsa_indexer_cli.racelab import cuda_run, mps
+from dsa_indexer_cli.racelab import cuda_run
 from dsa_indexer_cli.racelab.cuda_bench import HASTY, OPEN, PATIENT, Terms
 from dsa_indexer_cli.racelab.cuda_races import PROVOCATIONS
 from dsa_indexer_cli.racelab.cuda_service import ReadFindings, WrittenFindings
@@ -24,6 +26,7 @@ from dsa_indexer_cli.racelab.provocation import Provocation, Seen, provoke
 from ipc_handoff.detectors import Detector
 from ipc_handoff.findings import Finding, FindingKind
 from tests.support.cases import check
+from tests.support.waiting import eventually
 
 
 def _finding(step: int, kind: FindingKind = FindingKind.TORN_INPUT) -> Finding:
@@ -127,7 +130,7 @@ def test_without_a_daemon_the_lab_runs_under_its_own(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "nobody"))
     assert not mps.is_served()
-    program = "import sys; from dsa_indexer_cli.racelab import mps; sys.exit(40 + mps.is_served())"
+    program = "import sys; from dsa_indexer_cli import mps; sys.exit(40 + mps.is_served())"
     assert mps.run_under_mps([sys.executable, "-c", program]) == 41
     began, ended, words = calls.read_text().split()
     assert began.startswith("-d:") and ended == began.removeprefix("-d")
@@ -144,6 +147,53 @@ def test_a_daemon_that_does_not_listen_is_not_taken_for_one(
     monkeypatch.setattr(mps, "_LISTENS_SECONDS", 0.1)
     with pytest.raises(RuntimeError, match="does not listen"):
         mps.run_under_mps(["false"])
+
+
+def test_a_daemon_that_keeps_its_output_open_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    number = tmp_path / "number"
+    lives = f"sleep {mps._SECONDS + 30} & echo $! > {number}"
+    _control(tmp_path, f'touch "$CUDA_MPS_PIPE_DIRECTORY/control"; [ -z "$1" ] || {{ {lives}; }}')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    try:
+        assert mps.run_under_mps(["false"]) == 1
+    finally:
+        os.kill(int(number.read_text()), signal.SIGKILL)
+
+
+def test_ctrl_c_leaves_the_lab_time_to_end_its_service(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The terminal tells both processes; the one that started the daemon waits for the other."""
+    _control(tmp_path, 'touch "$CUDA_MPS_PIPE_DIRECTORY/control"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    lab = tmp_path / "lab.py"
+    lab.write_text(LAB)
+    program = f"import sys; from dsa_indexer_cli.mps import run_under_mps as run; {RUN}"
+    command = [sys.executable, "-c", program, str(lab), str(tmp_path)]
+    started = subprocess.Popen(command, start_new_session=True)
+    try:
+        assert eventually((tmp_path / "began").exists)
+        os.killpg(started.pid, signal.SIGINT)
+        assert started.wait(30) == 7
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+
+
+LAB = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+try:
+    (folder / "began").touch()
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(1)  # longer than subprocess.run would wait
+    sys.exit(7)
+"""
+RUN = "sys.exit(run([sys.executable, *sys.argv[1:]]))"
 
 
 def test_the_command_goes_on_under_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +219,7 @@ def test_no_daemon_and_none_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("PATH", str(tmp_path))
     done = CliRunner().invoke(app, ["racelab", "--device", "cuda"])
     assert done.exit_code == 1
-    assert "no MPS daemon serves the GPU" in done.output
+    assert "mps: no daemon could be started" in done.output
     _control(tmp_path, "echo not permitted >&2; exit 3")
     done = CliRunner().invoke(app, ["racelab", "--device", "cuda"])
     assert done.exit_code == 1

@@ -24,17 +24,20 @@ from tests.load.gpu_workloads import UUID, workload
 COUNTED_STEPS, MANY_STEPS = 30, 120
 
 
+def host_with(make: WorkerFactory) -> Host:
+    status = pb.GetStatusResponse(serving=True, gpu_uuid=UUID, version="1")
+    return Host("unix:/x", status, make, "Fake GPU")
+
+
 def load(make: WorkerFactory, steps: int = COUNTED_STEPS, **tables: dict[str, Any]) -> LoadResult:
     """With sessions in processes of their own, until enough steps are counted."""
-    status = pb.GetStatusResponse(serving=True, gpu_uuid=UUID, version="1")
-    host = Host("unix:/x", status, make, "Fake GPU")
     wanted, stop = workload(**tables), threading.Event()
 
     def tell(progress: Progress) -> None:
         if progress.steps >= steps:
             stop.set()
 
-    return summarise(wanted, run_on(host, wanted, tell, stop))
+    return summarise(wanted, run_on(host_with(make), wanted, tell, stop))
 
 
 def failed(result: LoadResult) -> list[str]:
@@ -120,3 +123,16 @@ def test_a_session_that_has_no_room_says_why() -> None:
     result = load(fake_gpu.full)
     assert "sessions" in failed(result)
     assert "model.cache_tokens" in result.failures[0]
+
+
+def test_who_is_asked_to_end_starts_no_further_session() -> None:
+    """Each may tune kernels, for minutes."""
+    stop = threading.Event()
+
+    def tell(progress: Progress) -> None:
+        if "session 0 gets ready" in progress.doing:
+            stop.set()
+
+    wanted = workload(load={"sessions": 2})
+    finished = run_on(host_with(fake_gpu.good), wanted, tell, stop)
+    assert (len(finished.dones), finished.failures) == (1, [])

@@ -86,6 +86,7 @@ def test_a_service_of_its_own_is_where_the_placement_wants_it(
         assert host.make_worker is (HostWorker if device == "cpu" else load_host.on_gpu)
         assert bool(host.environment) == own_daemon
         assert host.gpu == ("" if device == "cpu" else "Fake GPU 0")
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ, "another test's sessions would have it"
     ((found, daemon),) = started
     assert found == device
     assert (daemon is not None) == own_daemon

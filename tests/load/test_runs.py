@@ -173,7 +173,7 @@ def test_nobody_is_there(tmp_path: Path) -> None:
 def test_without_a_service_all_is_inline(tmp_path: Path) -> None:
     """Nobody listens at the address, and nobody is asked."""
     inline = {**CLOSED, "load.sessions": 1, "load.placement": "inline"}
-    result = load(f"unix:{tmp_path}/nobody.sock", inline, 0.3)
+    result = load_until(f"unix:{tmp_path}/nobody.sock", inline, steps=1)
     assert result.ok, result.verdicts
     assert result.inline_layers == result.layers > 0
     assert (result.service.placement, result.service.address) == ("inline", "")

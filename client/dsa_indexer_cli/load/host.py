@@ -120,9 +120,10 @@ def _own(load: Load, tell: Tell) -> Iterator[Host]:
             if load.placement == MPS and not gpu.under_mps:
                 tell("starting an MPS daemon")
                 variables = stack.enter_context(mps_daemon(folder / "mps"))
-                stack.enter_context(_set(variables))
         tell("starting a service")
-        address = stack.enter_context(_service(folder, device))
+        # Not for longer: the process that sessions fork from outlives this test and its daemon.
+        with _set(variables):
+            address = stack.enter_context(_service(folder, device))
         worker = HostWorker if facts is None else on_gpu
         yield Host(address, status_of(address), worker, name, variables)
 

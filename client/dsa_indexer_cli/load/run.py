@@ -158,6 +158,8 @@ class _Run:
             for number in numbers:
                 self._start(number)
             self._wait_ready(numbers, stop)
+            if stop.is_set():
+                break
 
     def _wait_ready(self, waiting: set[int], stop: threading.Event) -> None:
         seconds = _GPU_READY_SECONDS if self._host.gpu else _READY_SECONDS
