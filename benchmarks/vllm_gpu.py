@@ -67,7 +67,7 @@ def main(
                     traceback.print_exc()
                 print(table(name, found[name]), flush=True)
     finally:
-        if not rehearse:
+        if found and not rehearse:  # else the day's file stays
             _write(found, said, phase, results)
         shutil.rmtree(folder, ignore_errors=True)
     print("\n".join(map(str, aims(found))))

@@ -281,3 +281,19 @@ def test_a_kill_needs_both_engines(load: Callable[[str], ModuleType], bench: Any
     cases = {"remote": load("cases").REHEARSED["remote"]}
     with pytest.raises(ValueError, match=r"case: remote alone \(fix: "):
         load("phases").kills(bench, cases, {})
+
+
+def test_a_run_that_begins_no_phase_leaves_the_days_file_alone(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = program("vllm_gpu")
+    written: list[object] = []
+
+    def no_daemon(*_: object) -> None:
+        raise RuntimeError("mps: no daemon could be started")
+
+    monkeypatch.setattr(comparison, "Bench", no_daemon)
+    monkeypatch.setattr(comparison, "_write", lambda *told: written.append(told))
+    with pytest.raises(RuntimeError, match="no daemon"):
+        comparison.main()
+    assert not written
