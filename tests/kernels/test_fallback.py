@@ -27,6 +27,17 @@ def inputs(recording: Recording) -> StepInputs:
     )
 
 
+Telling = tuple[InlineSelector, list[tuple[int, list[RowFault]]]]
+
+
+@pytest.fixture
+def telling(recording: Recording) -> Telling:
+    """A selector, and what it tells of faults."""
+    told: list[tuple[int, list[RowFault]]] = []
+    cache = recording.decode.k_cache
+    return InlineSelector({4: cache}, TOP_K, on_faults=lambda *fault: told.append(fault)), told
+
+
 def select(selector: InlineSelector, recording: Recording, inputs: StepInputs) -> Tensor:
     out = torch.full((2, TOP_K), 77, dtype=torch.int32)
     selector(4, recording.decode.q.squeeze(1), recording.decode.weights, inputs, out)
@@ -48,12 +59,9 @@ def test_the_bits_are_those_of_select_step(recording: Recording, inputs: StepInp
 
 
 def test_a_bad_request_answers_minus_one_and_is_told(
-    recording: Recording, inputs: StepInputs
+    telling: Telling, recording: Recording, inputs: StepInputs
 ) -> None:
-    told: list[tuple[int, list[RowFault]]] = []
-    selector = InlineSelector(
-        {4: recording.decode.k_cache}, TOP_K, on_faults=lambda *fault: told.append(fault)
-    )
+    selector, told = telling
     expected = select(selector, recording, inputs)
     assert told == []
     ours = select(selector, recording, replace(inputs, max_length=1000))
@@ -81,12 +89,9 @@ def test_torn_inputs_answer_minus_one_as_the_service_does(
 
 
 def test_offsets_that_the_cpu_knows_spare_the_requests_beside_a_torn_one(
-    recording: Recording, inputs: StepInputs
+    telling: Telling, recording: Recording, inputs: StepInputs
 ) -> None:
-    told: list[tuple[int, list[RowFault]]] = []
-    selector = InlineSelector(
-        {4: recording.decode.k_cache}, TOP_K, on_faults=lambda *fault: told.append(fault)
-    )
+    selector, told = telling
     expected = select(selector, recording, inputs)
     inputs = replace(inputs, exact_query_start=[0, 1, 2])
     inputs.query_start[2] += 1
