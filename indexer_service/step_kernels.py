@@ -41,10 +41,8 @@ RESULT_HEAD = 8
 _NAN_WORDS = 4
 """Of these there is a multiple, so that what follows is aligned."""
 
-_LAUNCHES_A_LAYER, _LAUNCHES_A_STAGE = 5, 6
-"""At the most, where scores and selection are Triton's: with a kernel of its own for NaN, as on
-SM86 and SM89. A stage includes gathering its keys.
-"""
+_LAUNCHES_A_LAYER, _LAUNCHES_A_STAGE = 4, 5
+"""At the most, where scores and selection are Triton's; a stage includes gathering its keys."""
 
 
 def nan_words(layers: int) -> int:
