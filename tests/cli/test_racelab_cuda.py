@@ -115,10 +115,12 @@ def test_what_a_service_finds_arrives_line_by_line(tmp_path: Path) -> None:
     assert read.new() == [_finding(3)]
 
 
-def _control(folder: Path, script: str) -> None:
+def _control(patch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    """Have this script found in place of MPS's control program."""
     program = folder / "nvidia-cuda-mps-control"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
 def test_without_a_daemon_the_lab_runs_under_its_own(
@@ -126,8 +128,7 @@ def test_without_a_daemon_the_lab_runs_under_its_own(
 ) -> None:
     calls = tmp_path / "calls"
     told = f'echo "$1:$CUDA_MPS_PIPE_DIRECTORY" >> {calls}; [ -n "$1" ] || cat >> {calls}'
-    _control(tmp_path, f'touch "$CUDA_MPS_PIPE_DIRECTORY/control"; {told}')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    _control(monkeypatch, tmp_path, f'touch "$CUDA_MPS_PIPE_DIRECTORY/control"; {told}')
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "nobody"))
     assert not mps.is_served()
     program = "import sys; from dsa_indexer_cli import mps; sys.exit(40 + mps.is_served())"
@@ -142,8 +143,7 @@ def test_a_daemon_that_does_not_listen_is_not_taken_for_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What is run would start another one, and so on."""
-    _control(tmp_path, "true")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    _control(monkeypatch, tmp_path, "true")
     monkeypatch.setattr(mps, "_LISTENS_SECONDS", 0.1)
     with pytest.raises(RuntimeError, match="does not listen"):
         mps.run_under_mps(["false"])
@@ -154,8 +154,11 @@ def test_a_daemon_that_keeps_its_output_open_is_not_waited_for(
 ) -> None:
     number = tmp_path / "number"
     lives = f"sleep {mps._SECONDS + 30} & echo $! > {number}"
-    _control(tmp_path, f'touch "$CUDA_MPS_PIPE_DIRECTORY/control"; [ -z "$1" ] || {{ {lives}; }}')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    _control(
+        monkeypatch,
+        tmp_path,
+        f'touch "$CUDA_MPS_PIPE_DIRECTORY/control"; [ -z "$1" ] || {{ {lives}; }}',
+    )
     try:
         assert mps.run_under_mps(["false"]) == 1
     finally:
@@ -166,8 +169,7 @@ def test_ctrl_c_leaves_the_lab_time_to_end_its_service(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The terminal tells both processes; the one that started the daemon waits for the other."""
-    _control(tmp_path, 'touch "$CUDA_MPS_PIPE_DIRECTORY/control"')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    _control(monkeypatch, tmp_path, 'touch "$CUDA_MPS_PIPE_DIRECTORY/control"')
     lab = tmp_path / "lab.py"
     lab.write_text(LAB)
     program = f"import sys; from dsa_indexer_cli.mps import run_under_mps as run; {RUN}"
@@ -220,7 +222,7 @@ def test_no_daemon_and_none_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     done = CliRunner().invoke(app, ["racelab", "--device", "cuda"])
     assert done.exit_code == 1
     assert "mps: no daemon could be started" in done.output
-    _control(tmp_path, "echo not permitted >&2; exit 3")
+    _control(monkeypatch, tmp_path, "echo not permitted >&2; exit 3")
     done = CliRunner().invoke(app, ["racelab", "--device", "cuda"])
     assert done.exit_code == 1
     assert "not permitted" in done.output
