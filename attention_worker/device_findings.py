@@ -1,5 +1,6 @@
 """What the worker's kernels have found, told as findings of its session."""
 
+import logging
 from typing import NamedTuple
 
 from attention_worker.inline_kernels import Looks
@@ -8,6 +9,8 @@ from ipc_handoff.detectors import Detector
 from ipc_handoff.findings import FindingKind
 from ipc_handoff.generations import Generation, named
 from ipc_handoff.kernels.found import Contradiction, Entry, Found
+
+logger = logging.getLogger(__name__)
 
 _STAGE, _WAIT, _HAND_BACK, _ATTEND = "dsa.stage", "dsa.wait", "dsa.handback", "dsa.attend"
 
@@ -43,6 +46,7 @@ class DeviceFindings:
         self._findings = findings
         self._found = found
         self._last: tuple[int, int, int, int] | None = None
+        self._lost = 0
 
     def looks(self, is_posted: bool) -> Looks | None:
         """What a step's inputs are looked at for; None: nothing.
@@ -66,6 +70,9 @@ class DeviceFindings:
             if what != self._last:
                 self._tell(entry, epoch)
             self._last = what
+        if self._found.lost > self._lost:
+            lost, self._lost = self._found.lost - self._lost, self._found.lost
+            logger.warning("%d more findings were overwritten before they were looked at", lost)
 
     def _tell(self, entry: Entry, epoch: int) -> None:
         what = Contradiction(entry.kind)

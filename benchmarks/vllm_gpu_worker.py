@@ -26,9 +26,7 @@ class WorkerExtension:
     def statistics(self) -> list[dict[str, Any]]:
         """Of the plugin's sessions; [] without one."""
         found = []
-        for steps in self._steps():
-            # On a CPU the session has another name, and there is none inline.
-            session = getattr(steps, "indexer", getattr(steps, "session", None))
+        for session in self._sessions():
             if session is not None:
                 counts = asdict(session.statistics)
                 placement = str(getattr(session, "placement", "cpu"))
@@ -38,10 +36,9 @@ class WorkerExtension:
 
     def attached(self) -> bool:
         """Whether every session has a service for its next step."""
-        sessions = [
-            getattr(steps, "indexer", getattr(steps, "session", None)) for steps in self._steps()
-        ]
-        return all(session is not None and session.last_error is None for session in sessions)
+        return all(
+            session is not None and session.last_error is None for session in self._sessions()
+        )
 
     def sample(self) -> None:
         """Until `sampled`, keep what the last rows of each forward select and attend to."""
@@ -93,9 +90,13 @@ class WorkerExtension:
             torch.cuda.synchronize()
         return [before.elapsed_time(after) for before, after in self._events]
 
-    def _steps(self) -> list[Any]:
+    def _sessions(self) -> list[Any]:
+        """Of all models here; None for one that has none."""
         if "attention_worker.plugin.sessions" not in sys.modules:
             return []
         from attention_worker.plugin.sessions import open_steps
 
-        return open_steps()
+        # On a CPU the session has another name, and there is none inline.
+        return [
+            getattr(steps, "indexer", getattr(steps, "session", None)) for steps in open_steps()
+        ]

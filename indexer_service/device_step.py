@@ -99,7 +99,7 @@ class DeviceStep:
 
     def finish(self) -> None:
         plan, slot = self._plan, self._slot
-        live, reason, answered, seen = slot.live
+        live, reason, answered, seen = slot.end
         faults, nan_rows = slot.faults(plan.requests), slot.nan_rows
         if self._stages is not None and is_timed(plan):
             self._times = self._stages.of(plan.step, slot.stamps.tolist())

@@ -42,7 +42,7 @@ class StepSlot:
     layers: int
 
     @property
-    def live(self) -> StepEnd:
+    def end(self) -> StepEnd:
         """What the words of `Live` say."""
         live = self.result[nan_words(self.layers) :][: len(Live)]
         words = live.tolist()

@@ -52,7 +52,7 @@ class IndexerMetadataBuilder(Builder[IndexerMetadata]):
             self._names.setdefault(model_of(number, target_layers), {})[number] = name
         engine = engine_of(config, self.device)
         # A draft's layer is one of many: its hand-over would take longer than its selection.
-        inline = engine.settings.model_copy(update={"placement": "inline"})
+        inline = _inline(engine.settings)
         self._engines = {Model.TARGET: engine, Model.DRAFT: replace(engine, settings=inline)}
         self._speculates = config.speculative_config is not None
 
@@ -98,14 +98,14 @@ def engine_of(vllm_config: Any, device: torch.device) -> Engine:
     """
     settings, plugin = ClientSettings(), PluginSettings()
     if not asks_for_plugin(settings):
-        settings = settings.model_copy(update={"placement": "inline"})
+        settings = _inline(settings)
     elif asks_for_service(settings):
         why = why_no_service(vllm_config, device)
         if why is not None:
             if plugin.on_refusal == "error":
                 raise ValueError(why)
             _warn_once(why)
-            settings = settings.model_copy(update={"placement": "inline"})
+            settings = _inline(settings)
     # A node has one service for each GPU, and all its workers the same environment.
     address = settings.address.replace("{device}", str(device.index or 0))
     return Engine(
@@ -115,6 +115,11 @@ def engine_of(vllm_config: Any, device: torch.device) -> Engine:
         plugin=plugin,
         name=str(vllm_config.model_config.model),
     )
+
+
+def _inline(settings: ClientSettings) -> ClientSettings:
+    """The same without a service."""
+    return settings.model_copy(update={"placement": "inline"})
 
 
 @cache
