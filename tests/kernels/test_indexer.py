@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from indexer_service.kernels import indexer, mqa_logits, topk
 from indexer_service.kernels.indexer import composed
 from indexer_service.kernels.indexer.windows import plan_windows
+from indexer_service.kernels.nan_seen import NanSeen, row_of
 from tests.kernels import inputs
 
 NAN_CODE = 0x7F
@@ -198,6 +199,40 @@ def test_ragged_rows_with_nan_are_marked() -> None:
     marked = torch.zeros(3, dtype=torch.bool)
     indexer.select_ragged(*case.tensors, 40, workspace=30_000, nan_rows=marked)
     assert marked.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("workspace", BUDGETS)
+@pytest.mark.parametrize("first", [0, 7], ids=["of the step", "behind other rows"])
+def test_the_first_row_with_nan_is_noted_in_whichever_window_it_is(
+    workspace: int, first: int
+) -> None:
+    paged = inputs.paged([700, 0, 33, 512], next_n=2)
+    paged.q.view(torch.uint8)[2:, 0, 0, 0] = NAN_CODE
+    ragged = inputs.ragged([(0, 300), (300, 600), (600, 700), (400, 500)], 700)
+    ragged.k_scale[450] = torch.nan
+    for select, case, row in (
+        (indexer.select_paged, paged, 4),
+        (indexer.select_ragged, ragged, 1),
+    ):
+        word = torch.zeros(1, dtype=torch.int32)
+        select(*case.tensors, 40, workspace=workspace, nan=NanSeen(word, first))
+        assert row_of(int(word)) == first + row
+
+
+def test_of_a_selection_that_is_not_enabled_no_nan_is_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where it is made out of sight, as on a GPU, from whatever is in memory."""
+    monkeypatch.setattr(composed, "_private", lambda enabled, out: torch.empty_like(out))
+    case = inputs.paged([64])
+    case.q.view(torch.uint8)[0, 0, 0, 0] = NAN_CODE
+    for is_enabled, row in ((0, None), (1, 0)):
+        enabled, word = (
+            torch.tensor([is_enabled], dtype=torch.int32),
+            torch.zeros(1, dtype=torch.int32),
+        )
+        indexer.select_paged(*case.tensors, 4, enabled=enabled, nan=NanSeen(word))
+        assert row_of(int(word)) == row
 
 
 def test_marks_that_do_not_fit_are_refused() -> None:

@@ -76,7 +76,7 @@ def select_paged(
                 q[requests], k_cache, weights[rows], block_lengths - begin,
                 block_table[requests, pages], end - begin, out=scores, impl=impl,
             )  # fmt: skip
-            _note_nan(nan_rows, nan, rows, scores)
+            _note_nan(nan_rows, nan, enabled, rows, scores)
 
         keys = (0, _longest(block_lengths, width))
         merge_windows(score, keys, plan.keys, k, answer[rows], impl=_top_k(impl), on_stage=on_stage)
@@ -133,7 +133,7 @@ def select_ragged(
                 q_codes[rows], k_codes[keys], k_scale[keys], weights[rows], start - begin,
                 end - begin, scores,
             )  # fmt: skip
-            _note_nan(nan_rows, nan, rows, scores)
+            _note_nan(nan_rows, nan, enabled, rows, scores)
 
         chosen = answer[rows]
         keys = _key_range(start, end, len(k))
@@ -142,7 +142,13 @@ def select_ragged(
     _hand_over(answer, enabled, out)
 
 
-def _note_nan(nan_rows: Tensor | None, nan: NanSeen | None, rows: slice, scores: Tensor) -> None:
+def _note_nan(
+    nan_rows: Tensor | None,
+    nan: NanSeen | None,
+    enabled: Tensor | None,
+    rows: slice,
+    scores: Tensor,
+) -> None:
     """The largest of a row's scores is NaN if one of them is: a single pass over them."""
     if nan_rows is None and nan is None:
         return
@@ -150,7 +156,8 @@ def _note_nan(nan_rows: Tensor | None, nan: NanSeen | None, rows: slice, scores:
     if nan_rows is not None:
         nan_rows[rows] |= found
     if nan is not None:
-        nan.behind(rows.start).note(found)
+        # On a GPU what is not enabled is scored all the same, see `_private`.
+        nan.behind(rows.start).note(found if enabled is None else found & (enabled != 0))
 
 
 def _top_k(impl: str) -> str:
