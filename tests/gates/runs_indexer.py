@@ -1,14 +1,19 @@
 """What is interpreted of the fused indexer: the same selection as logits, then top-k."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from indexer_service.kernels import indexer, mqa_logits, topk
+from indexer_service.kernels.nan_seen import NanSeen, row_of
 from tests.gates.kernels import Run
 from tests.kernels import inputs
 
 LENGTHS = [300, 0, 33, 512, 1]
+_NAN_CODE = 0x7F
 
 
 def _paged(next_n: int = 1, workspace: int | None = None, lengths: list[int] = LENGTHS) -> None:
@@ -56,6 +61,28 @@ def _settled() -> None:
     )
 
 
+def _first_nan(select: Callable[..., Tensor], case: Any, workspace: int, windows: int) -> None:
+    """The row is counted from the step's first one, whichever window it is in."""
+    case.q.view(torch.uint8).view(3, -1)[2, 0] = _NAN_CODE
+    word, stages = torch.zeros(1, dtype=torch.int32), list[str]()
+    select(
+        *case.tensors, 8, workspace=workspace, nan=NanSeen(word, 4), on_stage=stages.append,
+        impl="triton",
+    )  # fmt: skip
+    assert row_of(int(word)) == 4 + 2
+    assert stages.count("topk") == windows, stages
+
+
+def _first_paged_nan(workspace: int, windows: int) -> None:
+    case = inputs.paged([90, 1, 70], heads=16, dim=64, page=64)
+    _first_nan(indexer.select_paged, case, workspace, windows)
+
+
+def _first_ragged_nan(workspace: int, windows: int) -> None:
+    case = inputs.ragged([(0, 90), (5, 70), (9, 90)], 90, heads=16, dim=64)
+    _first_nan(indexer.select_ragged, case, workspace, windows)
+
+
 _CASES = {
     "paged": _paged,
     "paged, two rows a request": partial(_paged, next_n=2),
@@ -63,6 +90,9 @@ _CASES = {
     "paged, in windows of keys": partial(_paged, workspace=1, lengths=[200, 0]),
     "ragged": _ragged,
     "ragged, a row at a time": partial(_ragged, workspace=10_000),
+    "the first NaN, paged, in windows of a few requests": partial(_first_paged_nan, 1200, 2),
+    "the first NaN, paged, in windows of keys": partial(_first_paged_nan, 1, 5),
+    "the first NaN, ragged, a row at a time": partial(_first_ragged_nan, 900, 3),
     "disabled": _disabled,
     "enabled or not, and settled": _settled,
 }
