@@ -83,7 +83,7 @@ def _first_ragged_nan(workspace: int, windows: int) -> None:
     _first_nan(indexer.select_ragged, case, workspace, windows)
 
 
-_CASES = {
+_CASES: dict[str, Callable[[], None]] = {
     "paged": _paged,
     "paged, two rows a request": partial(_paged, next_n=2),
     "paged, in windows of a few requests": partial(_paged, workspace=16_000),

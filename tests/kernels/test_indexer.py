@@ -1,5 +1,6 @@
 """indexer.select_*: windows change memory and nothing else."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -210,10 +211,11 @@ def test_the_first_row_with_nan_is_noted_in_whichever_window_it_is(
     paged.q.view(torch.uint8)[2:, 0, 0, 0] = NAN_CODE
     ragged = inputs.ragged([(0, 300), (300, 600), (600, 700), (400, 500)], 700)
     ragged.k_scale[450] = torch.nan
-    for select, case, row in (
+    asked: list[tuple[Callable[..., torch.Tensor], Any, int]] = [
         (indexer.select_paged, paged, 4),
         (indexer.select_ragged, ragged, 1),
-    ):
+    ]
+    for select, case, row in asked:
         word = torch.zeros(1, dtype=torch.int32)
         select(*case.tensors, 40, workspace=workspace, nan=NanSeen(word, first))
         assert row_of(int(word)) == first + row
