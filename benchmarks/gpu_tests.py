@@ -33,6 +33,8 @@ def files_with_gpu_tests() -> list[str]:
 def outcome(report: Path) -> dict[str, Any]:
     """What a JUnit report of pytest says."""
     cases = [*ElementTree.parse(report).getroot().iter("testcase")]
+    if not cases:
+        return {"passed": 0, "failed": ["no test that needs a GPU"], "skipped": 0}
     failed = [case for case in cases if case.find("failure") is not None or _broke(case)]
     skipped = [case for case in cases if case.find("skipped") is not None]
     reasons = {str(skip.get("message")) for case in skipped for skip in case.iter("skipped")}

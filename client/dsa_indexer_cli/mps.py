@@ -1,15 +1,18 @@
 """MPS daemons: where one is looked for, and one of a program's own where there is none."""
 
+import logging
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from dsa_indexer_cli.ending import when_asked_to_end
+
+logger = logging.getLogger(__name__)
 
 CONTROL = "nvidia-cuda-mps-control"
 _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
@@ -46,15 +49,7 @@ def mps_daemon(folder: Path) -> Iterator[dict[str, str]]:
         _wait_until_it_listens(folder)
         yield variables
     finally:
-        subprocess.run(
-            [CONTROL],
-            input=b"quit\n",
-            env=environment,
-            check=False,
-            timeout=_SECONDS,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        _end(environment)
 
 
 def run_under_mps(command: Sequence[str]) -> int:
@@ -97,6 +92,23 @@ def _start(log: Path, environment: dict[str, str]) -> None:
             )
     except (OSError, subprocess.SubprocessError) as error:
         raise _not_started(log.read_text().strip() or str(error)) from None
+
+
+def _end(environment: Mapping[str, str]) -> None:
+    """A daemon waits for its clients. That must not hide why it was to end."""
+    try:
+        subprocess.run(
+            [CONTROL],
+            input=b"quit\n",
+            env=environment,
+            check=False,
+            timeout=_SECONDS,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        folder = environment[_PIPES]
+        logger.warning("mps: the daemon of %s has not ended: it still has clients", folder)
 
 
 def _wait_until_it_listens(folder: Path) -> None:

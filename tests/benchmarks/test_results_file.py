@@ -99,6 +99,8 @@ def test_the_outcome_of_a_test_file(
         "skipped": 1,
         "skipped because": ["needs two GPUs"],
     }
+    report.write_text("<testsuites><testsuite/></testsuites>")
+    assert gpu_tests.outcome(report)["failed"], "a file in which nothing was to be run"
     assert "tests/load/test_load_gpu.py" in gpu_tests.files_with_gpu_tests()
 
 

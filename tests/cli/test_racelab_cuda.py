@@ -149,6 +149,17 @@ def test_a_daemon_that_does_not_listen_is_not_taken_for_one(
         mps.run_under_mps(["false"])
 
 
+def test_a_daemon_that_does_not_end_hides_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = 'touch "$CUDA_MPS_PIPE_DIRECTORY/control"; [ -n "$1" ] || exec sleep 60'
+    _control(monkeypatch, tmp_path, script)
+    with pytest.raises(RuntimeError, match="of a client"), mps.mps_daemon(tmp_path / "mps"):
+        monkeypatch.setattr(mps, "_SECONDS", 0.2)
+        raise RuntimeError("of a client")
+    assert "still has clients" in caplog.text
+
+
 def test_a_daemon_that_keeps_its_output_open_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
